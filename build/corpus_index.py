@@ -1,4 +1,4 @@
-"""Indexes text for the methods `suffix` and `ngram`: `python -m build.corpus_index --out FOLDER FILES…`."""
+"""Indexes text for the methods `auto`, `suffix` and `ngram`: `python -m build.corpus_index --out FOLDER FILES…`."""
 
 from __future__ import annotations
 

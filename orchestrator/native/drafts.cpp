@@ -24,8 +24,10 @@ void* drafts_new_estimates() { return new Estimates; }
 
 void drafts_free_estimates(void* estimates) { delete static_cast<Estimates*>(estimates); }
 
-Proposer* drafts_new_growth(void* estimates, const void* tables, const int32_t* prediction, size_t size, int is_chain) {
-  return new Growth(static_cast<Estimates*>(estimates), static_cast<const Tables*>(tables), prediction, size, is_chain);
+Proposer* drafts_new_growth(void* estimates, const void* tables, const void* corpus, const int32_t* prediction,
+                            size_t size, int is_chain) {
+  return new Growth(static_cast<Estimates*>(estimates), static_cast<const Tables*>(tables),
+                    static_cast<const Corpus*>(corpus), prediction, size, is_chain);
 }
 
 Proposer* drafts_new_prompt_lookup(const PromptLookupOptions* options) { return new PromptLookup(*options); }

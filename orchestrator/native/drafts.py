@@ -25,12 +25,16 @@ LIBRARY = NativeLibrary(
     "drafts",
     Path(__file__).resolve().parent,
     sources=("drafts.cpp",),
-    headers=("automaton.h", "drafts.h", "estimates.h", "growth.h", "prompt_lookup.h", "suffix.h"),
+    headers=("automaton.h", "corpus.h", "drafts.h", "estimates.h", "growth.h", "prompt_lookup.h", "suffix.h"),
 )
 #: Most tokens that a call reads, which takes about a millisecond.
 PIECE = 2048
 #: `drafts::Level`.
 LEVEL = np.dtype([(name, np.uint64) for name in ("keys", "tokens", "evidence")] + [("size", np.int64)])
+#: `drafts::Shard`.
+SHARD = np.dtype([("tokens", np.uint64), ("ends", np.uint64), ("num_ends", np.int64)])
+#: `drafts::Corpus`.
+CORPUS = np.dtype([("shards", np.uint64), ("num_shards", np.int64)])
 #: `drafts::Tables`.
 TABLES = np.dtype([("levels", np.uint64), ("num_levels", np.int64), ("vocab_size", np.int64)])
 
@@ -94,6 +98,21 @@ class CompiledTables:
         self.address = self._tables.ctypes.data
 
 
+class CompiledCorpus:
+    """A preloaded corpus in the layout that CompiledGrowth reads.
+
+    shards: the (n,) int32 tokens and the (e,) uint32 ends of each, as in `orchestrator.proposers.corpus.Shard`.
+    """
+
+    def __init__(self, shards: Sequence[tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32]]]) -> None:
+        self._arrays = [tuple(map(np.ascontiguousarray, shard)) for shard in shards]  # mapped files are not copied
+        self._shards = np.array(
+            [(tokens.ctypes.data, ends.ctypes.data, len(ends)) for tokens, ends in self._arrays], SHARD
+        )
+        self._corpus = np.array([(self._shards.ctypes.data, len(shards))], CORPUS)
+        self.address = self._corpus.ctypes.data
+
+
 class CompiledEstimates:
     """The counts of accepted and tested candidates that all requests of a process share."""
 
@@ -134,12 +153,18 @@ class CompiledGrowth(CompiledProposer):
     """Grows the trees of one request of `auto`."""
 
     def __init__(
-        self, estimates: CompiledEstimates, tables: CompiledTables | None, prediction: Sequence[int], is_chain: bool
+        self,
+        estimates: CompiledEstimates,
+        tables: CompiledTables | None,
+        corpus: CompiledCorpus | None,
+        prediction: Sequence[int],
+        is_chain: bool,
     ) -> None:
-        self._kept = estimates, tables
+        self._kept = estimates, tables, corpus
         ids, library = np.array(prediction, np.int32), estimates.library
-        arguments = estimates.handle, tables.address if tables else None, ids.ctypes.data, len(ids), is_chain
-        super().__init__(library, library.drafts_new_growth(*arguments))
+        sources = (each.address if each else None for each in (tables, corpus))
+        handle = library.drafts_new_growth(estimates.handle, *sources, ids.ctypes.data, len(ids), is_chain)
+        super().__init__(library, handle)
 
     def grow(
         self,
@@ -152,10 +177,11 @@ class CompiledGrowth(CompiledProposer):
         costs: Surface,
         node_s: float,
     ) -> tuple[TokenTree, list[int], FloatArray]:
-        """Return the tree, each node's sources as bits (1 prediction, 2 text, 4 token statistics), and its chance.
+        """Return the tree, each node's sources as bits, and each node's chance.
 
-        read: the new tokens. temperature_range: the request's, one of those that the counts distinguish.
-        place: index in the prediction, −1 where it does not fit. agreement: tokens before it that fit.
+        The bits are 1 for the prediction, 2 for the text, 4 for the corpus, 8 for the token statistics.
+        read: the new tokens. temperature_range: the request's, one of those that the counts distinguish. place: index
+        in the prediction, −1 where it does not fit. agreement: tokens before it that fit.
         """
         new = (c_int32 * len(read))(*read)
         limits = temperature_range, place, agreement, min(max_nodes, MAX_NODES), max_depth
@@ -178,7 +204,7 @@ def _library() -> ctypes.CDLL | None:
         log.warning("drafts are not compiled, and therefore slower: %s", error)
         return None
     library.drafts_new_estimates.argtypes, library.drafts_new_estimates.restype = [], c_void_p
-    library.drafts_new_growth.argtypes = [c_void_p, c_void_p, c_void_p, c_size_t, c_int]
+    library.drafts_new_growth.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_size_t, c_int]
     library.drafts_new_prompt_lookup.argtypes = [POINTER(PromptLookupOptions)]
     library.drafts_new_suffix.argtypes = [POINTER(SuffixOptions)]
     for new in (library.drafts_new_growth, library.drafts_new_prompt_lookup, library.drafts_new_suffix):

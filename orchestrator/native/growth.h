@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "automaton.h"
+#include "corpus.h"
 #include "drafts.h"
 #include "estimates.h"
 
@@ -23,7 +24,7 @@ constexpr int kGrades = 5;
 constexpr int kMaxMatch = 24, kMaxLength = 8, kShorter = 1000;
 
 // The sources, in the order in which they are asked; each is a bit of a candidate's names.
-enum Source { kPredicted, kSuffix, kNgram, kNumSources };
+enum Source { kPredicted, kSuffix, kCorpus, kNgram, kNumSources };
 
 // The likeliest follower of every context of one length. keys: the packed contexts, ascending.
 struct Level {
@@ -44,12 +45,23 @@ struct Option {
   double prior, expected, chance;
 };
 
-// The state of each source after a continuation. place: index in the prediction; −1 = none. recent: the last tokens.
+// The last tokens of a text, the newest first.
+struct Recent {
+  std::array<int, kMaxMatch> backwards;
+  int count;
+
+  void add(int token) {
+    std::copy_backward(backwards.begin(), backwards.end() - 1, backwards.end());
+    backwards[0] = token;
+    count = std::min(count + 1, kMaxMatch);
+  }
+};
+
+// The state of each source after a continuation. place: index in the prediction; −1 = none.
 struct States {
   int place, agreement;
   Match match;
-  std::array<int, 3> recent;
-  int num_recent;
+  Recent recent;
 };
 
 struct Waiting {
@@ -64,14 +76,24 @@ struct Waiting {
 
 inline int length_of(int length) { return length < kMaxLength * 3 / 2 ? std::min(length, kMaxLength) : kMaxLength + 1; }
 
+inline double text_prior(int evidence) {
+  double length = evidence / 20;
+  return length / (length + 1.5);
+}
+
 inline int text_evidence(int length, double share, int times) {
   return 20 * length_of(length) + 4 * int(4 * share) + std::min(times, 4) - 1;
 }
 
 class Growth : public Proposer {
  public:
-  Growth(Estimates* estimates, const Tables* tables, const int32_t* prediction, size_t size, bool is_chain)
-      : estimates_(estimates), tables_(tables), prediction_(prediction, prediction + size), is_chain_(is_chain) {}
+  Growth(Estimates* estimates, const Tables* tables, const Corpus* corpus, const int32_t* prediction, size_t size,
+         bool is_chain)
+      : estimates_(estimates),
+        tables_(tables),
+        corpus_(corpus),
+        prediction_(prediction, prediction + size),
+        is_chain_(is_chain) {}
 
   // Read new tokens; those of steps without a tree are compared with the candidates that would have been proposed.
   void read(const int32_t* tokens, size_t count, int range) {
@@ -79,7 +101,7 @@ class Growth : public Proposer {
     for (size_t i = 0; i < count; ++i) {
       if (i >= num_judged_ && may_judge) judge(tokens[i]);
       text_.append(tokens[i]);
-      remember(recent_, num_recent_, tokens[i]);
+      recent_.add(tokens[i]);
     }
     has_begun_ = true, num_judged_ = 0, range_ = range;
   }
@@ -99,7 +121,7 @@ class Growth : public Proposer {
     max_depth_ = max_depth;
     options_.clear(), children_.clear(), states_.clear();
     waiting_ = {};
-    expand(0, 0, 1.0, States{place, agreement, text_.repeated(), recent_, num_recent_});
+    expand(0, 0, 1.0, States{place, agreement, text_.repeated(), recent_});
     double expected = 1.0 + costs.others_tokens, rate = (1.0 + kMargin) * costs.rate;
     int num_nodes = 0, num_best = 0;
     while (!waiting_.empty() && num_nodes < max_nodes) {
@@ -143,7 +165,7 @@ class Growth : public Proposer {
   void judge(int token) {
     const std::lock_guard lock(estimates_->mutex);
     refresh_ratios();
-    compare(options_behind(States{-1, 0, text_.repeated(), recent_, num_recent_}), token);
+    compare(options_behind(States{-1, 0, text_.repeated(), recent_}), token);
   }
 
   void compare(const std::vector<Option>& options, int token) {
@@ -153,11 +175,6 @@ class Growth : public Proposer {
     }
   }
 
-  static void remember(std::array<int, 3>& recent, int& num_recent, int token) {
-    recent = {recent[1], recent[2], token};
-    num_recent = std::min(num_recent + 1, 3);
-  }
-
   States after(States states, int token) const {
     if (states.place >= 0) {
       bool goes_on = prediction_[states.place] == token && states.place + 1 < int(prediction_.size());
@@ -165,7 +182,7 @@ class Growth : public Proposer {
       states.agreement += 1;
     }
     states.match = text_.after(states.match, token);
-    remember(states.recent, states.num_recent, token);
+    states.recent.add(token);
     return states;
   }
 
@@ -218,6 +235,14 @@ class Growth : public Proposer {
       if (is_new) name_follower(name, shorter, kShorter, 0.5);
     }
     close();
+    if (corpus_) {
+      auto [length, token, times, num_places] = corpus_->likeliest(states.recent.backwards.data(), states.recent.count);
+      if (length) {
+        int evidence = text_evidence(length, double(times) / num_places, times);
+        name(kCorpus, token, evidence, text_prior(evidence));
+      }
+      close();
+    }
     if (tables_) {
       if (auto [level, row] = likeliest(states); level) {
         int evidence = level->evidence[row];
@@ -231,16 +256,15 @@ class Growth : public Proposer {
   void name_follower(Name&& name, Match match, int base, double factor) const {
     int times = text_.times(match);
     int evidence = text_evidence(match.length, double(times) / text_.continued(match), times);
-    double length = evidence / 20;
-    name(kSuffix, text_.latest(match), base + evidence, length / (length + 1.5) * factor);
+    name(kSuffix, text_.latest(match), base + evidence, text_prior(evidence) * factor);
   }
 
   // The level and the row of the longest known context that ends here; null if there is none.
   std::pair<const Level*, int64_t> likeliest(const States& states) const {
-    for (int64_t length = std::min<int64_t>(states.num_recent, tables_->num_levels); length > 0; --length) {
+    for (int64_t length = std::min<int64_t>(states.recent.count, tables_->num_levels); length > 0; --length) {
       const Level& level = tables_->levels[length - 1];
       int64_t key = 0;
-      for (int64_t i = 3 - length; i < 3; ++i) key = key * tables_->vocab_size + states.recent[i];
+      for (int64_t i = length - 1; i >= 0; --i) key = key * tables_->vocab_size + states.recent.backwards[i];
       const int64_t* found = std::lower_bound(level.keys, level.keys + level.size, key);
       if (found != level.keys + level.size && *found == key) return {&level, found - level.keys};
     }
@@ -254,11 +278,12 @@ class Growth : public Proposer {
 
   Estimates* estimates_;
   const Tables* tables_;
+  const Corpus* corpus_;
   std::vector<int> prediction_;
   bool is_chain_;
   Automaton text_{kMaxMatch};
-  std::array<int, 3> recent_{};
-  int num_recent_ = 0, max_depth_ = 0, range_ = 0;
+  Recent recent_{};
+  int max_depth_ = 0, range_ = 0;
   bool has_begun_ = false;
   size_t num_judged_ = 0;  // how many of the tokens that will be read next
   std::array<RequestOdds, kNumSources> odds_;

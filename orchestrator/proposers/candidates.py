@@ -11,6 +11,7 @@ import numpy as np
 from orchestrator.core.context import Context
 from orchestrator.native.drafts import LikeliestFollowers
 from orchestrator.proposers.automaton import ROOT, Automaton, Match
+from orchestrator.proposers.corpus import Corpus
 from orchestrator.proposers.predicted import Predicted
 from orchestrator.proposers.tables import MAX_ORDER, Level, Tables, packed
 
@@ -84,9 +85,14 @@ class TextCandidates:
         return found
 
     def prior(self, evidence: int) -> float:
-        """Return L / (L + 1.5) for an agreement of L tokens, half of that for a token of the shorter suffix."""
-        length = evidence % 1000 // 20
-        return length / (length + 1.5) * (0.5 if evidence >= 1000 else 1.0)
+        """Return half as much for a token of the shorter suffix as for one of the longest."""
+        return _text_prior(evidence % 1000) * (0.5 if evidence >= 1000 else 1.0)
+
+
+def _text_prior(evidence: int) -> float:
+    """Return L / (L + 1.5) for an agreement of L tokens."""
+    length = evidence // 20
+    return length / (length + 1.5)
 
 
 def _text_evidence(length: int, share: float, times: int) -> int:
@@ -96,6 +102,34 @@ def _text_evidence(length: int, share: float, times: int) -> int:
 def _length_of(length: int) -> int:
     """Return the length of an agreement as far as evidence distinguishes it."""
     return min(length, MAX_LENGTH) if length < MAX_LENGTH * 3 // 2 else MAX_LENGTH + 1
+
+
+class CorpusCandidates:
+    """What most often followed the longest suffix of the text that occurs in the deployment's corpus."""
+
+    name = "corpus"
+
+    def __init__(self, corpus: Corpus) -> None:
+        self._corpus = corpus
+
+    def start(self, context: Context) -> tuple[int, ...]:
+        """Return the last tokens."""
+        return tuple(context.ids[-MAX_MATCH:])
+
+    def after(self, state: tuple[int, ...], token: int) -> tuple[int, ...]:
+        """Return the last tokens after one more."""
+        return (*state, token)[-MAX_MATCH:]
+
+    def candidates(self, state: tuple[int, ...]) -> Sequence[Candidate]:
+        """Return the most frequent follower."""
+        found = self._corpus.likeliest(state, MAX_MATCH)
+        if found is None:
+            return ()
+        return (Candidate(found.token, _text_evidence(found.length, found.times / found.num_places, found.times)),)
+
+    def prior(self, evidence: int) -> float:
+        """Return the chance that a token from the request's own text would have."""
+        return _text_prior(evidence)
 
 
 class TableCandidates:

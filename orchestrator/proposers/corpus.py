@@ -24,6 +24,8 @@ FORMAT = 1
 MAX_DEPTH = 64
 #: Maximum places examined of those where a text occurs, evenly spread over them.
 MAX_PLACES = 256
+#: As MAX_PLACES, in each shard, where only the likeliest follower is wanted.
+FEW_PLACES = 32
 WHERE = "key corpus_index in serving.toml"
 REMEDY = f"build it again with python -m build.corpus_index, or leave the key empty ({WHERE})"
 
@@ -72,6 +74,18 @@ class Found(NamedTuple):
     places: list[tuple[Shard, Ends]]
 
 
+class LikeliestFollower(NamedTuple):
+    """What most often followed a text: the token, how often it did, and how many places of the text were examined.
+
+    length: tokens of the text.
+    """
+
+    length: int
+    token: int
+    times: int
+    num_places: int
+
+
 class Corpus:
     """The shards of an index; any thread may call, nothing is written.
 
@@ -81,12 +95,12 @@ class Corpus:
 
     def __init__(self, shards: Sequence[Shard], separator: int) -> None:
         self.separator = separator
-        self._shards = tuple(shards)
+        self.shards = tuple(shards)
 
     @property
     def num_tokens(self) -> int:
         """Tokens of all documents, separators included."""
-        return sum(len(shard.tokens) for shard in self._shards)
+        return sum(len(shard.tokens) for shard in self.shards)
 
     def longest(self, text: Sequence[int], max_depth: int) -> Found | None:
         """Return where the longest suffix of `text`, at most max_depth tokens, occurs; None if its last token does not.
@@ -94,12 +108,24 @@ class Corpus:
         Invariant: no match and no continuation crosses from one document to another.
         """
         backwards = list(text[-max_depth:][::-1])
-        lengths = [shard.agreement(backwards) for shard in self._shards]
+        lengths = [shard.agreement(backwards) for shard in self.shards]
         length = max(lengths, default=0)
         if not length:
             return None
-        found = [shard for shard, own in zip(self._shards, lengths, strict=True) if own == length]
+        found = [shard for shard, own in zip(self.shards, lengths, strict=True) if own == length]
         return Found(length, [(shard, shard.places(backwards[:length])) for shard in found])
+
+    def likeliest(self, text: Sequence[int], max_depth: int) -> LikeliestFollower | None:
+        """Return what followed the longest suffix of `text` that occurs, the lowest id among equals.
+
+        It is the reference for `orchestrator/native/corpus.h`.
+        """
+        if (found := self.longest(text, max_depth)) is None:
+            return None
+        seen = np.concatenate([shard.tokens[_spread(places, FEW_PLACES)] for shard, places in found.places])
+        ids, times = np.unique(seen, return_counts=True)
+        best = int(times.argmax())
+        return LikeliestFollower(found.length, int(ids[best]), int(times[best]), len(seen))
 
     def continuations(self, found: Found, num_tokens: int) -> IdArray:
         """Return what follows at up to MAX_PLACES places, (k, num_tokens) int32, the separator after a document."""
@@ -118,7 +144,7 @@ class Corpus:
         In a shard with more than MAX_PLACES places, the count is estimated from that many.
         """
         counts: Counter[int] = Counter()
-        for shard in self._shards:
+        for shard in self.shards:
             places = shard.places(list(context[::-1]))
             seen = _spread(places, MAX_PLACES)
             if len(seen):

@@ -8,11 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from build.corpus_index import shards_of, sorted_ends
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget
 from orchestrator.core.surfaces import surface_of
 from orchestrator.proposers.candidates import likeliest_followers
 from orchestrator.proposers.compiled_growth import NativeGrowth, growth_of, sources_of
+from orchestrator.proposers.corpus import Corpus, Shard
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.growth import Growth
@@ -20,6 +22,7 @@ from orchestrator.proposers.tables import Level, Tables, VocabularyFingerprint, 
 from tests.support.decode import dependencies
 
 VOCAB = 12
+NUM_CASES = 16
 
 
 def text_of(rng: np.random.Generator, length: int) -> list[int]:
@@ -44,27 +47,35 @@ def tables_of(rng: np.random.Generator) -> Tables:
     return Tables(VocabularyFingerprint(VOCAB, ""), tuple(levels))
 
 
+def corpus_of(rng: np.random.Generator, text: list[int]) -> Corpus:
+    """Several shards of short documents, pieces of the text among them; some places have many different followers."""
+    pieces = [text[start : start + 20] for start in range(0, len(text), 7)]
+    documents = [*pieces, *(text_of(rng, int(rng.integers(1, 60))) for _ in range(30))]
+    return Corpus([Shard(ids, sorted_ends(ids, VOCAB)) for ids in shards_of(iter(documents), VOCAB, 500)], VOCAB)
+
+
 def cases() -> Iterator[ProposerDependencies]:
-    for seed in range(12):
+    for seed in range(NUM_CASES):
         rng = np.random.default_rng(seed)
         text = text_of(rng, 60)
         yield replace(
             dependencies(),
             vocab_size=VOCAB,
             tables=tables_of(rng) if seed % 2 else None,
+            corpus=corpus_of(rng, text_of(rng, 200)) if seed % 4 >= 2 else None,
             prediction=tuple(text) if seed % 3 else (),
             estimates=AcceptanceEstimates(),
         )
 
 
 @pytest.mark.parametrize("is_chain", [False, True])
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", range(NUM_CASES))
 def test_compiled_trees_are_those_of_the_reference(number: int, is_chain: bool) -> None:
     given = [*cases()][number]
     assert given.estimates.compiled
     rng = np.random.default_rng(100 + number)
     costs = surface_of(1.0 + np.cumsum(rng.random(129)) * 0.05, others_tokens=float(number % 3))
-    num_nodes = 0
+    num_nodes, sources = 0, set[str]()
     for temperature_range in (0, 3, 0):  # requests of one deployment
         ids = [*given.prediction[:30], *text_of(rng, 200)]
         compiled = NativeGrowth(given.estimates.compiled, given, is_chain)
@@ -80,12 +91,14 @@ def test_compiled_trees_are_those_of_the_reference(number: int, is_chain: bool) 
             assert found.sources == expected.sources
             assert compiled.chances.tolist() == pytest.approx(reference.chances.tolist())
             num_nodes += found.tree.num_nodes
+            sources.update(*(names.split("+") for names in found.sources))
             came = ids[len(context) : len(context) + int(rng.integers(1, 6))]
             for each in (compiled, reference):
                 each.learn(came)
             context.commit(came)
             context.commit(ids[len(context) : len(context) + int(rng.integers(0, 4))])  # plain steps
     assert num_nodes > 100
+    assert ("corpus" in sources) == bool(given.corpus)
 
 
 def test_likeliest_followers_are_the_first_of_the_most_frequent() -> None:

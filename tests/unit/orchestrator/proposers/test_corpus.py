@@ -23,7 +23,16 @@ from orchestrator.core.errors import ConfigError, RequestError
 from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.deployment.config import load_config
-from orchestrator.proposers.corpus import ENDS, MANIFEST, MAX_DEPTH, TOKENS, Corpus, Shard, load_corpus_index
+from orchestrator.proposers.corpus import (
+    ENDS,
+    FEW_PLACES,
+    MANIFEST,
+    MAX_DEPTH,
+    TOKENS,
+    Corpus,
+    Shard,
+    load_corpus_index,
+)
 from orchestrator.proposers.ngram import Ngram, NgramConfig
 from orchestrator.proposers.suffix import Suffix, SuffixConfig
 from orchestrator.sampling import reference
@@ -67,6 +76,11 @@ def test_look_ups_are_those_of_a_naive_search(
         assert sorted(corpus.continuations(found, 4).tolist()) == sorted(expected)
         truth = Counter(documents[number][end] for number, end in places)
         assert corpus.followers(text[-found.length :]) == truth
+        likeliest = corpus.likeliest(text, max_depth)
+        assert likeliest and likeliest.length == found.length
+        if len(places) <= FEW_PLACES:
+            token, times = min(truth.items(), key=lambda item: (-item[1], item[0]))
+            assert likeliest[1:] == (token, times, len(places))
     assert corpus.followers([4]) == Counter()
 
 
@@ -86,6 +100,7 @@ def test_texts_that_agree_for_longer_than_the_index_is_sorted() -> None:
     assert sum(len(places) for _, places in found.places) == 300 - MAX_DEPTH + 100 - MAX_DEPTH + 1
     assert corpus.continuations(found, 3).shape == (256, 3)
     assert corpus.followers([1] * MAX_DEPTH)[1] > 200
+    assert corpus.likeliest([1] * 200, MAX_DEPTH) == (MAX_DEPTH, 1, FEW_PLACES, FEW_PLACES)
 
 
 def test_shards_are_bounded_and_no_token_is_lost() -> None:
@@ -165,7 +180,7 @@ def test_an_index_of_text_and_json_lines_is_mapped_read_only(
     num_tokens = build_index(files_in(tmp_path), str(target), tmp_path / "index")
     corpus = load_corpus_index(tmp_path / "index", tokenizer)
     assert corpus.num_tokens == num_tokens
-    for shard in corpus._shards:
+    for shard in corpus.shards:
         assert not shard.tokens.flags.writeable and not shard.ends.flags.writeable
         assert isinstance(shard.tokens, np.memmap) and isinstance(shard.ends, np.memmap)
     found = corpus.longest(tokenizer.encode("a quick brown ", add_special_tokens=False).ids, MAX_DEPTH)
