@@ -52,7 +52,7 @@ serve: $(VENV)/.serve ## run a deployment: make serve CONFIG=serving.toml
 reload: $(VENV)/.serve ## apply the changed deployment file to a running server: make reload ARGS=--help
 	@$(PY) -m launcher.reload $(ARGS)
 
-gateway: $(VENV)/.gateway ## a server, OpenAI's API before it, the playground: make gateway ARGS=--help
+gateway: $(VENV)/.serve ## a server, OpenAI's API before it, the playground: make gateway ARGS=--help
 	@$(PY) -m gateway --serve $(CONFIG) $(ARGS)
 
 test: $(VENV)/.dev ## unit tests, then tests against a real server
@@ -133,20 +133,15 @@ clean: ## remove .venv, caches and whatever was generated
 
 # A stamp per extra: made again when the packages that are asked for change.
 $(VENV)/.serve: $(PINS) | $(VENV)/.torch
-	@echo "setup: installing the server's packages"
-	@$(call extras,serve triton clients)
+	@echo "setup: installing the packages of the server and the gateway"
+	@$(call extras,serve triton clients gateway)
 	@$(PY) -m runtime.native --find-compiler || { \
 		echo "setup: no C++ compiler, installing one as a package (ziglang)"; \
 		$(call extras,compiler) || true; }
 	@$(PY) -m runtime.native
 	@touch $@
 
-$(VENV)/.gateway: $(VENV)/.serve
-	@echo "setup: installing what the gateway needs"
-	@$(call extras,gateway)
-	@touch $@
-
-$(VENV)/.dev: $(VENV)/.gateway
+$(VENV)/.dev: $(VENV)/.serve
 	@echo "setup: installing the tools for tests and lint"
 	@$(call extras,dev)
 	@touch $@

@@ -59,9 +59,9 @@ ONE_LINE = (
     "{num_tokens} tokens in {num_steps} steps · first token {first_token_s:.3f} s, then {tokens_per_s:.1f} tokens/s · "
     "acceptance length {acceptance_length:.2f} ({acceptance_length_without_bonus:.2f} without bonus) · {finish_reason}"
 )
-HEADER = "method         same text  tokens  tokens/s  first token  acceptance length  speed-up"
+HEADER = "method                   same text  tokens  tokens/s  first token  acceptance length  speed-up"
 ROW = (
-    "{method:<14} {same:>9} {num_tokens:>7} {tokens_per_s:>9.1f} {first_token_s:>10.3f} s "
+    "{method:<24} {same:>9} {num_tokens:>7} {tokens_per_s:>9.1f} {first_token_s:>10.3f} s "
     "{acceptance_length:>18.2f} {speed_up:>9.2f}"
 )
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -72,6 +72,20 @@ def refusal(body: bytes) -> str:
         return body.decode(errors="replace").strip() or "the server gave no reason"
 
 
+def int32(text: str) -> int:
+    """Return an argument as a number that fits into the server's input: Triton would cut a larger one to 32 bits."""
+    if not -(2**31) <= (number := int(text)) < 2**31:
+        raise argparse.ArgumentTypeError(f"must be in {-(2**31)}..{2**31 - 1}, got {text}")
+    return number
+
+
+def uint64(text: str) -> int:
+    """Return an argument as a number that fits into the server's input."""
+    if not 0 <= (number := int(text)) < 2**64:
+        raise argparse.ArgumentTypeError(f"must be in 0..{2**64 - 1}, got {text}")
+    return number
+
+
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, Any]]:
     """Return the command's arguments, and the request."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -79,10 +93,10 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str
     parser.add_argument("--url", default="http://localhost:8000", help="the server (%(default)s)")
     parser.add_argument("--model", default="speculative", help="Triton model (%(default)s)")
     parser.add_argument("--method", dest="speculation", help="drafting method")
-    parser.add_argument("--max-tokens", type=int, help="most tokens of output")
+    parser.add_argument("--max-tokens", type=int32, help="most tokens of output")
     parser.add_argument("--temperature", type=float, help="0 is greedy")
     parser.add_argument("--top-p", type=float, help="sample from the most probable tokens of this total probability")
-    parser.add_argument("--seed", type=int, help="the same seed gives the same text, whatever the method")
+    parser.add_argument("--seed", type=uint64, help="the same seed gives the same text, whatever the method")
     parser.add_argument("--stop", dest="stop_words", action="append", help="end before this text (repeatable)")
     args = parser.parse_args(arguments)
     options = {name: value for name, value in vars(args).items() if name not in ("prompt", "url", "model")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -37,6 +38,12 @@ class BadRequest(ApiError):
     """The request is wrong."""
 
     status, type, code = 400, "invalid_request_error", "invalid_value"
+
+
+class ContextTooLong(BadRequest):
+    """The prompt leaves no room for a token in the target's context."""
+
+    code = "context_length_exceeded"
 
 
 class UnknownField(BadRequest):
@@ -96,6 +103,12 @@ class Failed(ApiError):
 def shown(value: object) -> str:
     """Return a value as an error message shows it: shortened, since it may be a whole prompt."""
     text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def shown_json(value: object) -> str:
+    """Return a value of a JSON document as an error message shows it: as JSON, shortened."""
+    text = json.dumps(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 

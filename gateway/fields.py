@@ -157,7 +157,7 @@ class GenerationFields(Fields):
                 f"response_format of type {kind!r} must have the field of that name, and no other", "response_format"
             )
         if kind == "json_object":
-            return {"guided_decoding_guide_type": "json"}
+            return {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": '{"type": "object"}'}
         guide = regex if schema is None else json.dumps(schema.schema_)
         return {} if guide is None else {"guided_decoding_guide_type": kind, "guided_decoding_guide": guide}
 
@@ -206,7 +206,7 @@ class ChatFields(GenerationFields):
     max_completion_tokens: Int | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
-    tools: Annotated[list[Any], Field(max_length=0)] = []
+    tools: Annotated[list[Any], Field(max_length=0)] = Field([], description="empty, since tools are not supported")
     tool_choice: Literal["none", "auto"] = "none"
     parallel_tool_calls: Any = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] = ["text"]

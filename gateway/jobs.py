@@ -11,13 +11,15 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, ContextTooLong
 from gateway.fields import FIELD_OF_INPUT
 from gateway.formats import ChatFormat, Format
 from gateway.generation import Delta, Generation, Refusal
 from gateway.metrics import Metrics
 from gateway.workers import off_loop
 
+#: What the server's refusal of a prompt that is too long contains.
+CONTEXT_LIMIT = "(context of the target, input "
 _INPUT = re.compile(r"\binput (\w+)[,)]")
 DONE = "data: [DONE]\n\n"
 
@@ -128,8 +130,8 @@ async def _translated(sequence: Generation) -> AsyncGenerator[Delta, None]:
         async for delta in sequence.deltas():
             yield delta
     except Refusal as refusal:
-        match = _INPUT.search(str(refusal))
-        raise BadRequest(str(refusal), FIELD_OF_INPUT.get(match[1], match[1]) if match else None) from None
+        match, kind = _INPUT.search(str(refusal)), ContextTooLong if CONTEXT_LIMIT in str(refusal) else BadRequest
+        raise kind(str(refusal), FIELD_OF_INPUT.get(match[1], match[1]) if match else None) from None
 
 
 def event(body: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from gateway.errors import BadRequest, UnknownField, did_you_mean, shown
+from gateway.errors import BadRequest, UnknownField, did_you_mean, shown, shown_json
 from gateway.values import Fields
 
 #: Deepest nesting of a body's objects and lists, the body itself included.
@@ -32,7 +32,9 @@ def parse(model: type[Parsed], raw: bytes | bytearray) -> Parsed:
         errors = refused.errors(include_url=False, include_context=False)
     # For a field that may be of several types, the last error is about the one that fits best.
     first = str(errors[0]["loc"][0])
-    error = [error for error in errors if error["loc"][0] == first][-1]
+    of_first = [error for error in errors if error["loc"][0] == first]
+    # A part of another type, such as an image, has unknown fields too; its type says more.
+    error = next((error for error in of_first if error["type"] == "literal_error"), of_first[-1])
     path = ".".join(str(part) for part in error["loc"] if not _is_type(part))
     if error["type"] == "extra_forbidden":
         raise UnknownField(f"unknown field {path!r}", path)
@@ -45,10 +47,12 @@ def parse(model: type[Parsed], raw: bytes | bytearray) -> Parsed:
 def _object_of(raw: bytes | bytearray) -> dict[str, Any]:
     try:
         body = json.loads(raw.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise BadRequest(f"the body is nested more than {MAX_DEPTH} levels deep, which is the most allowed") from None
+    except ValueError as error:
         raise BadRequest(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
-        raise BadRequest(f"the body must be a JSON object, got {type(body).__name__}")
+        raise BadRequest(f"the body must be a JSON object, got {shown_json(body)}")
     for name, value in body.items():
         _check_shape(name, value)
     return body

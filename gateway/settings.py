@@ -100,7 +100,8 @@ def read_settings(arguments: Mapping[str, str], environ: Mapping[str, str]) -> S
     name = str(first["loc"][0])
     variable = PREFIX + name.upper()
     if first["type"] == "extra_forbidden":
-        raise SettingsError(f"unknown environment variable {variable}{did_you_mean(name, Settings.model_fields)}")
+        known = [PREFIX + field.upper() for field in Settings.model_fields]
+        raise SettingsError(f"unknown environment variable {variable}{did_you_mean(variable, known)}")
     raise SettingsError(f"{name}: {first['msg']}, got {first['input']!r} (--{name.replace('_', '-')} or {variable})")
 
 

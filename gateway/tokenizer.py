@@ -15,7 +15,7 @@ import jinja2
 import jinja2.sandbox
 from tokenizers import Tokenizer
 
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, ContextTooLong
 from gateway.settings import SettingsError
 
 #: A tokenizer that normalizes may make a text this many times shorter in bytes (Unicode's NFKC, for one character).
@@ -57,7 +57,7 @@ class Checkpoint:
             return
         most_bytes = self.max_positions * self._longest_token * _MOST_SHORTENED
         if (num_bytes := len(text.encode())) > most_bytes:
-            raise BadRequest(
+            raise ContextTooLong(
                 f"{param} has {num_bytes} bytes, which no {self.max_positions} tokens can hold (context of the model)",
                 param,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import re
 import struct
@@ -60,6 +61,8 @@ _RETRY_AFTER = re.compile(r"try again in (\d{1,6}) s\b")
 STOPPING = ("server is draining", "server stops", "Server is stopping")
 #: The server ends a text at its deadline; we wait this much longer for its last response.
 GRACE_S = 5.0
+#: How long the end of a stream is awaited after its last response.
+END_LIMIT_S = 1.0
 
 
 class ReplicaError(Exception):
@@ -158,15 +161,19 @@ class TritonClient:
         call = self._stub.ModelStreamInfer(metadata=_METADATA, timeout=inputs["timeout_ms"] / 1000 + GRACE_S)
         limit_s, sign_s = first_limit_s, _never
         too_long: type[ReplicaError] = Late
+        is_over = False
         try:
             async with asyncio.timeout(limit_s):
                 await _send(call, to_request(inputs, request_id))
             while (message := await _read(call, limit_s, sign_s)) is not grpc.aio.EOF:
                 if message.error_message:
+                    is_over = True
                     raise _error(grpc.StatusCode.UNKNOWN, message.error_message)
                 if message.infer_response.outputs:
                     limit_s, sign_s, too_long = silence_limit_s, last_sign_s, Silent
-                    yield to_outputs(message.infer_response)
+                    outputs = to_outputs(message.infer_response)
+                    is_over = bool(outputs.get("finish_reason"))
+                    yield outputs
         except TimeoutError:
             raise too_long(f"no response for {limit_s:g} s") from None
         except grpc.aio.AioRpcError as error:
@@ -174,7 +181,19 @@ class TritonClient:
         except asyncio.InvalidStateError:  # a write to a call that has failed; only a read would tell the reason
             raise Lost("the connection broke") from None
         finally:
-            call.cancel()
+            try:
+                if is_over:
+                    await _await_end(call)
+            finally:
+                call.cancel()
+
+
+async def _await_end(call: Any) -> None:
+    """Await the end of a stream that is over; Triton logs an error for each that is cancelled just before its end."""
+    with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError):
+        async with asyncio.timeout(END_LIMIT_S):
+            while await call.read() is not grpc.aio.EOF:
+                pass
 
 
 async def _send(call: Any, request: service_pb2.ModelInferRequest) -> None:

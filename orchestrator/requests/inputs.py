@@ -76,24 +76,24 @@ def text(max_bytes: int = MAX_TEXT_BYTES) -> BeforeValidator:
 
 
 def neutral(*values: Any) -> AfterValidator:
-    """Declare an option that is not supported yet: only these values are allowed, which ask for nothing."""
+    """Declare an option that is not supported: only these values are allowed, which ask for nothing."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
         if value not in values:
             allowed = ", ".join(map(repr, values))
             name = info.field_name
-            raise RequestError(f"{name} is not supported yet, got {shown(value)}; allowed: {allowed} (input {name})")
+            raise RequestError(f"{name} is not supported, got {shown(value)}; allowed: {allowed} (input {name})")
         return value
 
     return AfterValidator(check)
 
 
 def _refuse(value: Any, info: ValidationInfo) -> Any:
-    """Refuse a tensor that is not supported yet, unless it is empty."""
+    """Refuse a tensor that is not supported, unless it is empty."""
     if not np.size(value):
         return value
     got = "a value" if isinstance(value, np.ndarray) else shown(value)
-    raise RequestError(f"{info.field_name} is not supported yet, got {got} (input {info.field_name})")
+    raise RequestError(f"{info.field_name} is not supported, got {got} (input {info.field_name})")
 
 
 def _check_words(words: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
@@ -201,7 +201,7 @@ class RequestInputs(Declaration):
     return_num_input_tokens: bool = False
     return_num_output_tokens: bool = False
     pad_id: Any = None
-    # not supported yet
+    # not supported
     length_penalty: Annotated[float, neutral(0.0, 1.0)] = 1.0
     beam_width: Annotated[int, neutral(0, 1)] = 1
     return_context_logits: Annotated[bool, neutral(False)] = False

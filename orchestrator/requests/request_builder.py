@@ -108,22 +108,24 @@ class RequestBuilder:
         if text and ids:
             raise RequestError("text_input and input_ids exclude each other; send one of them")
         if ids:
-            self._check_prompt_len(len(ids))  # before each id is looked at
+            self._check_prompt_len("input_ids", len(ids))  # before each id is looked at
             check_ids("input_ids", ids, self.checkpoint.vocab_size)
             return "" if inputs.exclude_input_in_output else self.checkpoint.tokenizer.decode(ids), ids
         ids = self.checkpoint.encode(text)
         if not text or not ids:
-            raise RequestError("the prompt is empty; text_input or input_ids must have at least one token")
-        self._check_prompt_len(len(ids))
+            raise RequestError(
+                "the prompt is empty; text_input or input_ids must have at least one token (input text_input)"
+            )
+        self._check_prompt_len("text_input", len(ids))
         check_ids("text_input", ids, self.checkpoint.vocab_size)  # a tokenizer may have more ids than the model
         return text, ids
 
-    def _check_prompt_len(self, prompt_len: int) -> None:
+    def _check_prompt_len(self, name: str, prompt_len: int) -> None:
         """Raise RequestError for a prompt that leaves no room for a token."""
         if prompt_len >= self.checkpoint.max_positions:
             raise RequestError(
                 f"the prompt has {prompt_len} tokens, at most {self.checkpoint.max_positions - 1} allowed "
-                "(context of the target)"
+                f"(context of the target, input {name})"
             )
 
     def _check_generated(self, inputs: RequestInputs, max_tokens: int) -> None:

@@ -48,8 +48,13 @@ class KVCache:
         self.num_blocks = num_blocks_in(memory_mb, shape, block_tokens, dtype)
         slots = self.num_blocks * block_tokens
         size = shape.num_layers, 2, shape.num_kv_heads, slots, shape.head_dim
-        self.kv = torch.empty(size, dtype=dtype, device=device)
-        self.features = torch.empty((slots, shape.feature_width), dtype=dtype, device=device)
+        try:
+            self.kv = torch.empty(size, dtype=dtype, device=device)
+            self.features = torch.empty((slots, shape.feature_width), dtype=dtype, device=device)
+        except RuntimeError:  # torch.OutOfMemoryError, which this is on a GPU, is one too
+            raise ConfigError(
+                f"kv_memory_mb = {memory_mb} is more memory than {device} has free; take less (serving.toml)"
+            ) from None
 
     @torch.inference_mode()
     def move(self, sources: list[int], destinations: list[int]) -> None:

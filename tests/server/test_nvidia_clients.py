@@ -147,7 +147,7 @@ def test_inflight_batcher_example_client_reads_log_probabilities(aliased: Server
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(aliased: Server, given: dict[str, np.ndarray], name: str) -> None:
-    with pytest.raises(InferenceServerException, match=rf"{name} is not supported yet.*\(input {name}\)"):
+    with pytest.raises(InferenceServerException, match=rf"{name} is not supported.*\(input {name}\)"):
         stream(aliased, "tensorrt_llm_bls", example_inputs(False, **given), "text_output")
 
 

@@ -269,7 +269,7 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     "input_ids beside text": ({"input_ids": [1]}, ["text_input and input_ids exclude each other"]),
     "timeout_ms −1": ({"timeout_ms": -1}, ["timeout_ms must be an integer in 0..86400000", "got -1"]),
     "num_draft_tokens 999": ({"num_draft_tokens": 999}, ["num_draft_tokens must be in 0..128", "got 999"]),
-    "unsupported option": ({"beam_width": 4}, ["beam_width is not supported yet", "got 4", "allowed: 0, 1"]),
+    "unsupported option": ({"beam_width": 4}, ["beam_width is not supported", "got 4", "allowed: 0, 1"]),
     "unknown rule": ({"rule": "rejections"}, ["unknown rule 'rejections'", "did you mean 'rejection'?"]),
     "a rule for chains": ({"rule": "block", "speculation": "suffix"}, ["rule 'block'", "'suffix' has tree true"]),
     "bias without weights": ({"logit_bias_ids": [1]}, ["logit_bias_ids has 1 entries, but logit_bias_weights has 0"]),

@@ -1,4 +1,4 @@
-"""The kind of every input of a request, from its declaration, and the inputs that are not supported yet."""
+"""The kind of every input of a request, from its declaration, and the inputs that are not supported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KINDS = {str: "text", int: "int", float: "float", bool: "bool", Any: "any"}
 #: Inputs that are UINT64 tensors.
 SEEDS = ("seed", "random_seed", "lora_task_id")
 
-#: Inputs that are not supported yet → the values that are accepted because they ask for nothing.
+#: Inputs that are not supported → the values that are accepted because they ask for nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "length_penalty": (0.0, 1.0),
     "beam_width": (0, 1),

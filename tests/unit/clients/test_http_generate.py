@@ -34,3 +34,14 @@ def test_events_error_amid_the_text_is_raised() -> None:
 )
 def test_refusal_is_found_in_any_body(body: bytes, words: str) -> None:
     assert http_generate.refusal(body) == words
+
+
+@pytest.mark.parametrize(
+    ("flag", "number", "allowed"), [("--max-tokens", 2**32 + 4, "-2147483648..2147483647"), ("--seed", -1, "0..")]
+)
+def test_numbers_that_triton_would_cut_are_refused(
+    flag: str, number: int, allowed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        http_generate.parse(["x", f"{flag}={number}"])
+    assert f"must be in {allowed}" in capsys.readouterr().err

@@ -129,6 +129,15 @@ def test_a_refusal_behind_a_ping_is_an_event(gateway: RunningGateway, replica: S
     assert gateway.post("/v1/completions", BODY | {"stream": True}).status_code == 400
 
 
+def test_a_prompt_that_is_too_long_for_the_target_has_openais_code(
+    gateway: RunningGateway, replica: StandInReplica
+) -> None:
+    words = "the prompt has 40 tokens, at most 31 allowed (context of the target, input input_ids)"
+    replica.faults = [Fault(0, grpc.StatusCode.INVALID_ARGUMENT, words)]
+    error = gateway.post("/v1/completions", BODY).json()["error"]
+    assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+
+
 # Work that takes long
 
 
@@ -203,6 +212,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
 
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, "messages" if is_chat else "prompt")
+    assert error["code"] == "context_length_exceeded"
     assert "100000 bytes" in error["message"] and "512 tokens" in error["message"]
     assert len(replica.requests) == num_requests
 

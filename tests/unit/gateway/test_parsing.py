@@ -164,3 +164,35 @@ def test_the_gateway_and_the_server_allow_the_same_nesting(levels: int) -> None:
     else:
         assert json_object(body, "the body", RequestError)["prompt"] == "a"
         assert parse(CompletionFields, body.encode()).prompt == "a"
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"null", ["a JSON object", "got null"]),
+        (b"[1]", ["a JSON object", "got [1]"]),
+        (b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}", [f"nested more than {MAX_DEPTH} levels"]),
+    ],
+)
+def test_a_body_that_is_no_object_is_shown_as_json(raw: bytes, words: list[str]) -> None:
+    with pytest.raises(BadRequest) as refused:
+        parse(CompletionFields, raw)
+    assert all(word in str(refused.value) for word in words)
+
+
+def test_tools_and_images_are_refused_by_name() -> None:
+    image = {"type": "image_url", "image_url": {"url": "http://localhost/a.png"}}
+    messages = {"messages": [{"role": "user", "content": [image]}]}
+    for body, words in (
+        (messages, "'image_url'"),
+        ({**CHAT, "tools": [{"type": "function"}]}, "tools are not supported"),
+    ):
+        with pytest.raises(BadRequest, match=words):
+            parse(ChatFields, json.dumps(body).encode())
+
+
+def test_a_json_object_is_an_object() -> None:
+    body = {"prompt": "a", "response_format": {"type": "json_object"}}
+    inputs = parse(CompletionFields, json.dumps(body).encode()).inputs()
+    assert inputs["guided_decoding_guide_type"] == "json_schema"
+    assert json.loads(inputs["guided_decoding_guide"]) == {"type": "object"}

@@ -25,7 +25,7 @@ def test_flags_go_before_variables_before_defaults() -> None:
     ("variables", "words"),
     [
         ({"GATEWAY_PORT": "99999"}, ["port", "'99999'", "--port or GATEWAY_PORT"]),
-        ({"GATEWAY_PORTT": "1"}, ["GATEWAY_PORTT", "did you mean 'port'"]),
+        ({"GATEWAY_PORTT": "1"}, ["GATEWAY_PORTT", "did you mean 'GATEWAY_PORT'"]),
         ({"GATEWAY_SILENCE_LIMIT_S": "nan"}, ["silence_limit_s", "GATEWAY_SILENCE_LIMIT_S"]),
         ({"GATEWAY_LOG_LEVEL": "loud"}, ["log_level", "loud"]),
     ],

@@ -183,7 +183,7 @@ def test_read_empty_words_are_ignored() -> None:
     assert read({}, '{"stop_words": "", "bad_words": [""]}').stop_words == ()
 
 
-# Options that are not supported yet
+# Options that are not supported
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in UNSUPPORTED.items() for value in values])
@@ -195,9 +195,9 @@ def test_read_unsupported_option_neutral_value_is_accepted(name: str, value: Any
 def test_read_unsupported_option_other_value_is_refused_by_name(name: str) -> None:
     tensor, value, _ = VALUES.get(kind_of(name), (np.ones((1, 2), np.float16), 3, None))
     said = refusal({name: tensor})
-    assert said.startswith(f"{name} is not supported yet, got ") and said.endswith(f"(input {name})")
+    assert said.startswith(f"{name} is not supported, got ") and said.endswith(f"(input {name})")
     assert all(repr(v) in said for v in UNSUPPORTED[name])
-    assert refusal({}, {name: value}).startswith(f"{name} is not supported yet, got ")
+    assert refusal({}, {name: value}).startswith(f"{name} is not supported, got ")
 
 
 @pytest.mark.parametrize("name", [name for name in UNSUPPORTED if kind_of(name) == "any"])

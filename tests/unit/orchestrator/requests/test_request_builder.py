@@ -269,7 +269,7 @@ def test_sampling_is_in_range_or_refused(temperature: float, top_p: float, min_p
         ({"speculation_config": "{"}, ["input speculation_config is not JSON"]),
         ({"speculation_config": "[1]"}, ["speculation_config must be a JSON object", "got list"]),
         ({"speculation_config": '{"draft_length": 3}'}, ["'draft_length'", "did you mean 'draft_len'?", "max_nodes"]),
-        ({"beam_width": 4}, ["beam_width is not supported yet", "got 4", "allowed: 0, 1"]),
+        ({"beam_width": 4}, ["beam_width is not supported", "got 4", "allowed: 0, 1"]),
         ({"rule": "blok"}, ["unknown rule 'blok'", "did you mean 'block'", "allowed: block, coupled", "input rule"]),
         ({"rule": "block", "use_draft_logits": True}, ["use_draft_logits", "'rejection'", "got 'block'"]),
         (
@@ -344,7 +344,8 @@ def test_job_ids_are_counted_before_each_is_looked_at_and_decoded_only_for_who_r
 ) -> None:
     assert built(builder, text_input="", input_ids=[3, 2, 1]).prompt_text == ""
     said = refusal(builder, text_input="", input_ids=[-1] * CONTEXT)
-    assert said == f"the prompt has {CONTEXT} tokens, at most {CONTEXT - 1} allowed (context of the target)"
+    allowed = f"at most {CONTEXT - 1} allowed (context of the target, input input_ids)"
+    assert said == f"the prompt has {CONTEXT} tokens, {allowed}"
     assert "already end the output" in refusal(builder, max_tokens=2, generated_ids=[-1] * 3)
 
 
