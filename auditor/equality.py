@@ -28,7 +28,11 @@ def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
 
 
 class Comparison:
-    """Compares outputs that must be equal up to their first difference; beyond a near tie, texts may diverge."""
+    """Compares the ids of answers with those expected.
+
+    Only the first difference is judged, since the contexts differ after it: it is a near tie if rounding alone could
+    have caused it, and a finding otherwise.
+    """
 
     def __init__(self, name: str, reference: ReferenceModel) -> None:
         self.result = Result(name)

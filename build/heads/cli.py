@@ -169,7 +169,7 @@ def _announce(run: HeadsRun, rate: float) -> None:
     tokens = (plan.steps - step) * plan.step_tokens
     print(
         f"{', '.join(f'{name} {size / 1e6:.2f} M' for name, size in sizes.items())} parameters; "
-        f"{tokens / 1e6:.2f} M tokens from step {step}: about {minutes:.0f} minutes on {run.target.device.type} "
-        f"by a burst of {rate:.0f} tokens/s",
+        f"{tokens / 1e6:.2f} M tokens from step {step}: about {minutes:.0f} minutes of training on "
+        f"{run.target.device.type} by a burst of {rate:.0f} tokens/s; then the heads are measured",
         flush=True,
     )

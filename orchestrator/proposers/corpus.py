@@ -37,8 +37,8 @@ class Shard:
     """A part of the corpus, mapped from its files.
 
     tokens: (n,) int32, documents one after the other, each ended by the separator, whose id is the vocabulary's size.
-    ends: (e,) uint32, the places of tokens that follow another token of their document, sorted by the text before them,
-    read backwards, up to MAX_DEPTH tokens; so the places after equal text are neighbours.
+    ends: (e,) uint32, a suffix array: the place i of every token that has another one before it in its document, sorted
+    by tokens[i − 1], tokens[i − 2], …, at most MAX_DEPTH of them; so the places after equal text are neighbours.
     """
 
     tokens: IdArray

@@ -10,15 +10,15 @@ from orchestrator.core.step_costs import Mean
 from orchestrator.core.surfaces import Surface
 
 #: The fraction of all requests' time that trials may take, and the steps of a trial.
-TRIED, TRIAL_STEPS = 0.01, 6
+TRIAL_TIME_SHARE, TRIAL_STEPS = 0.01, 6
 
 
 class HeadFigures(NamedTuple):
     """What the steps with one head brought and cost.
 
     tokens: how many tokens a step would have committed with the head's whole draft alone. rows: nodes of that draft.
-    draft_s: time to make it. first_s: time of the first draft of a period of use, in which the head reads what it lacks
-    of the text.
+    draft_s: time to make it. first_s: time of the first draft after the head was idle, in which it reads the text
+    that it has missed.
     """
 
     tokens: Mean = Mean()
@@ -51,7 +51,7 @@ class LevelFigures:
     @property
     def may_probe(self) -> bool:
         """True if a probe would take no more than its share of the time since the last draft."""
-        return self.probe_s.value <= TRIED * self.idle_s
+        return self.probe_s.value <= TRIAL_TIME_SHARE * self.idle_s
 
 
 @dataclass
@@ -79,4 +79,4 @@ class DraftCosts:
     @property
     def may_try(self) -> bool:
         """True if trials have taken less than their share of the time."""
-        return self.tried_s < TRIED * self.elapsed_s
+        return self.tried_s < TRIAL_TIME_SHARE * self.elapsed_s

@@ -12,17 +12,17 @@ from typing import NamedTuple, TypeVar
 from orchestrator.proposers.automaton import Automaton, Match
 
 MAX_DEPTH = 64
-# A generation has at most a quarter of the bound, so that making room does not forget everything.
-NUM_GENERATIONS = 4
+# Responses are forgotten a segment at a time; a segment has at most a quarter of the bound, so some always stay.
+NUM_SEGMENTS = 4
 # A short automaton costs more memory than its tokens; this bounds clients that never use a salt twice.
-MAX_GENERATIONS = 4096
+MAX_SEGMENTS = 4096
 # About 0.3 ms under the lock, for which a proposal may have to wait.
 PIECE_TOKENS = 64
 
 T = TypeVar("T")
 
 
-class Generation(NamedTuple):
+class Segment(NamedTuple):
     """Responses of one salt, learnt one by one and forgotten together."""
 
     salt: str
@@ -39,7 +39,7 @@ class Memory:
     def __init__(self, max_tokens: int) -> None:
         self.num_tokens = 0
         self._max_tokens = max_tokens
-        self._oldest_first: deque[Generation] = deque()
+        self._oldest_first: deque[Segment] = deque()
         self._by_salt: dict[str, list[Automaton]] = {}
         self._lock = threading.Lock()
         self._learning = threading.Lock()
@@ -69,13 +69,13 @@ class Memory:
     def _begin(self, salt: str, num_tokens: int) -> Automaton:
         """Make room for a response of `num_tokens` and return the automaton to add it to."""
         with self._lock:
-            while self.num_tokens + num_tokens > self._max_tokens or len(self._oldest_first) >= MAX_GENERATIONS:
+            while self.num_tokens + num_tokens > self._max_tokens or len(self._oldest_first) >= MAX_SEGMENTS:
                 self._forget_oldest()
             self.num_tokens += num_tokens
             texts = self._by_salt.setdefault(salt, [])
-            if not texts or texts[-1].num_tokens + num_tokens > self._max_tokens // NUM_GENERATIONS:
+            if not texts or texts[-1].num_tokens + num_tokens > self._max_tokens // NUM_SEGMENTS:
                 texts.append(Automaton(MAX_DEPTH))
-                self._oldest_first.append(Generation(salt, texts[-1]))
+                self._oldest_first.append(Segment(salt, texts[-1]))
             texts[-1].begin()
             return texts[-1]
 

@@ -15,7 +15,7 @@ from runtime.kv.batch import Segment
 from runtime.native.decoding import DecodedSteps
 from runtime.native.drafters import ContinuedDraft, NativeDrafter, NativeUse, NativeUses
 
-#: Maximum steps of a burst; slots for this many tokens and for a tree are reserved before it.
+#: Maximum steps of a burst; KV slots for this many tokens and for a tree are reserved before it begins.
 MAX_STEPS = 64
 
 
@@ -27,7 +27,7 @@ class DraftersInSteps:
 
     def __init__(self) -> None:
         self.are_ready, self.uses = True, NativeUses()
-        self._borrowed: list[tuple[LocalDrafter, list[_Borrowed]]] = []
+        self._loans: list[tuple[LocalDrafter, list[_Loan]]] = []
 
     @classmethod
     @contextmanager
@@ -43,13 +43,13 @@ class DraftersInSteps:
             uses: list[NativeUse | None] = [None] * len(planned)
             for drafter, places in _members(planned).items():
                 engine = stack.enter_context(drafter.lend(progress))
-                found = [_borrow(engine, *planned[place], place) for place in places]
+                found = [_loan_of(engine, *planned[place], place) for place in places]
                 ready = [each for each in found if each]
                 drafters.are_ready &= len(ready) == len(places)
-                drafters._borrowed.append((drafter, ready))
-                for call, each in enumerate(ready):
-                    uses[each.place] = NativeUse(len(drafters._borrowed) - 1, call, each.continued.num_read)
-            if drafters.are_ready and drafters._borrowed:
+                drafters._loans.append((drafter, ready))
+                for number, loan in enumerate(ready):
+                    uses[loan.place] = NativeUse(len(drafters._loans) - 1, number, loan.continued.num_read)
+            if drafters.are_ready and drafters._loans:
                 drafters.uses = NativeUses(drafters._natives(columns), uses)
             try:
                 yield drafters
@@ -59,7 +59,7 @@ class DraftersInSteps:
 
     def settle(self, decoded: Sequence[DecodedSteps]) -> None:
         """Note what the drafters have read, and their drafts after the last steps."""
-        for drafter, members in self._borrowed:
+        for drafter, members in self._loans:
             num_steps = [len(decoded[each.place].steps) for each in members]
             drafter.count(sum(num_steps), max(num_steps))
             for each in members:
@@ -67,7 +67,7 @@ class DraftersInSteps:
 
     def _natives(self, columns: Callable[[HiddenStates], slice]) -> list[NativeDrafter]:
         natives = []
-        for drafter, members in self._borrowed:
+        for drafter, members in self._loans:
             native = drafter.engine.in_steps([each.continued.draft for each in members])
             native.fields.first_column = columns(members[0].hidden_states).start
             natives.append(native)
@@ -75,13 +75,13 @@ class DraftersInSteps:
 
     def _forget(self) -> None:
         """Forget the rows of drafts, which a burst that failed may have overwritten."""
-        for _, members in self._borrowed:
+        for _, members in self._loans:
             for each in members:
                 if sequence := each.continued.sequence:
                     sequence.extend(each.context_len, (), (), min(sequence.num_computed, each.context_len))
 
 
-class _Borrowed(NamedTuple):
+class _Loan(NamedTuple):
     """A drafter's part in a burst for the sequence at this place. context_len: of its text before the burst."""
 
     place: int
@@ -112,7 +112,7 @@ def _members(planned: Planned) -> dict[LocalDrafter, list[int]]:
     return members
 
 
-def _borrow(engine: DraftingEngine, call: StepCall, segment: Segment, place: int) -> _Borrowed | None:
+def _loan_of(engine: DraftingEngine, call: StepCall, segment: Segment, place: int) -> _Loan | None:
     """Return a drafter's part in a burst for a call; None if it has not read all of the text."""
     request, context = call.request, segment.sequence.context
     assert isinstance(request, SeveralSteps) and request.continuation.drafts
@@ -122,4 +122,4 @@ def _borrow(engine: DraftingEngine, call: StepCall, segment: Segment, place: int
     continued = engine.continued(drafts.owner.request, context, num_ahead)
     if continued is None:
         return None
-    return _Borrowed(place, drafts.owner, continued, drafts.options.hidden_states, len(context))
+    return _Loan(place, drafts.owner, continued, drafts.options.hidden_states, len(context))

@@ -629,7 +629,7 @@ def test_interim_heads_are_published_and_marked(published: Path, folder: Path, t
     with pytest.raises(BuildError, match="no checkpoint"):
         main(command(folder, corpus, out, "--publish-only"))
     main(command(folder, corpus, out, "--dry-run"))
-    assert "minutes on cpu by a burst of" in capsys.readouterr().out
+    assert "minutes of training on cpu by a burst of" in capsys.readouterr().out
     assert not (out / "medusa").exists()
     shutil.copytree(published / ".train", out / ".train", dirs_exist_ok=True)
     checkpoint = out / ".train" / "heads" / "checkpoint.pt"

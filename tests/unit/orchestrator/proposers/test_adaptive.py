@@ -19,7 +19,7 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution
 from orchestrator.proposers import adaptive
 from orchestrator.proposers.adaptive import Adaptive
-from orchestrator.proposers.draft_costs import TRIED, DraftCosts
+from orchestrator.proposers.draft_costs import TRIAL_TIME_SHARE, DraftCosts
 from orchestrator.proposers.estimates import AcceptanceEstimates, range_of
 from orchestrator.proposers.ledger import FIRST_PAUSE, MEASURED_STEPS, Meter
 from orchestrator.proposers.ranks import RankEstimates, paying, paying_in_turn
@@ -214,7 +214,7 @@ def test_sampled_tokens_that_were_not_sent_are_not_judged_and_a_probe_is_sent_wh
     clock, estimates, sampling = Clock(), AcceptanceEstimates(), Sampling(1.0, rule=Rule.REJECTION)
     proposer, sent = adapted(Siblings(), costs_of(clock, 1.0, 1.05, 3.0), estimates), list[int]()
     ranks = RankEstimates(estimates, "siblings", range_of(sampling), True)
-    one_in = int(3.0 / TRIED)  # a probe takes as long as three plain steps
+    one_in = int(3.0 / TRIAL_TIME_SHARE)  # a probe takes as long as three plain steps
     for comes in (False, True):
         for _ in range(4 * one_in):
             tree = proposer.propose(Context([0]), sampling, Budget(8, 8)).tree

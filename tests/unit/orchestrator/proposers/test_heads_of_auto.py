@@ -16,7 +16,7 @@ from orchestrator.core.surfaces import surface_of
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import NO_HEAD_INPUT, Acceptance, DraftResponse, HeadInput
 from orchestrator.proposers.dependencies import DrafterClient, ProposerDependencies
-from orchestrator.proposers.draft_costs import TRIED, DraftCosts
+from orchestrator.proposers.draft_costs import TRIAL_TIME_SHARE, DraftCosts
 from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.guarded import Guarded
 from orchestrator.proposers.heads_of_auto import HeadsOfAuto
@@ -157,7 +157,7 @@ def test_a_trial_costs_all_requests_of_its_pass(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_trials_take_no_more_than_their_part_of_the_time() -> None:
-    costs = DraftCosts(elapsed_s=100.0, tried_s=100.0 * TRIED - 0.1)
+    costs = DraftCosts(elapsed_s=100.0, tried_s=100.0 * TRIAL_TIME_SHARE - 0.1)
     assert costs.may_try
     costs.tried_s += 0.2
     assert not costs.may_try

@@ -12,7 +12,7 @@ from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.proposers import memory as memory_module
 from orchestrator.proposers.automaton import Automaton, Match
-from orchestrator.proposers.memory import MAX_DEPTH, NUM_GENERATIONS, PIECE_TOKENS, Memory
+from orchestrator.proposers.memory import MAX_DEPTH, NUM_SEGMENTS, PIECE_TOKENS, Memory
 from orchestrator.proposers.suffix import Suffix, SuffixConfig
 from tests.support.decode import dependencies
 
@@ -76,12 +76,12 @@ def test_memory_of_one_salt_is_first_in_first_out() -> None:
         assert sum(known) >= min(number + 1, 30)
 
 
-def test_memory_generations_of_a_salt_are_few_whatever_the_lengths() -> None:
+def test_memory_segments_of_a_salt_are_few_whatever_the_lengths() -> None:
     memory, rng = Memory(1000), random.Random(2)
     for _ in range(500):
         memory.learn("", [rng.randrange(9) for _ in range(rng.choice([1, 5, 130, 249, 260, 999]))])
         with memory.texts("") as texts:
-            assert len(texts) <= 2 * NUM_GENERATIONS + 1
+            assert len(texts) <= 2 * NUM_SEGMENTS + 1
 
 
 @pytest.mark.parametrize("length", [399, 400, 401, 5000])
@@ -100,8 +100,8 @@ def test_memory_empty_response_leaves_no_trace() -> None:
     assert memory.num_tokens == 0 and not memory._by_salt
 
 
-def test_memory_number_of_generations_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_module, "MAX_GENERATIONS", 50)
+def test_memory_number_of_segments_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_module, "MAX_SEGMENTS", 50)
     memory = Memory(10_000)
     for number in range(300):
         memory.learn(f"salt {number}", [1, 2])
