@@ -4,12 +4,14 @@ Two replicas of a tiny random target with all drafters. Readers stream through t
 of the undisturbed replica; visitors come to the replicas directly, cancel, are slow, late or wrong, and may get an
 error where a process was lost. One process at a time is killed (SIGKILL) or stopped (SIGSTOP), of each kind in turn,
 and between two of these a replica reloads its deployment file, in which drafters and limits have changed. The whole
-`tritonserver` is hurt on the first replica alone, so that whatever grows in the second one has time to.
+`tritonserver` is hurt on the first replica alone, so that whatever grows in the second one has time to, until the
+launcher replaces that Triton as worn out (launcher.wear).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import math
 import os
@@ -18,8 +20,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -52,6 +53,8 @@ HANG_LIMIT_S = 4.0
 READY_LIMIT_S, HEAL_LIMIT_S = 90.0, 300.0
 #: How long behind a fault's end a request may still feel it: its answer, or its client's limit, comes so much later.
 AFTERMATH_S = 45.0
+#: How soon at the latest a launcher whose Triton is worn out replaces it, once the clients have stopped.
+REST_S = 5.0
 #: The launcher looks twice a second, and says so when it starts a Triton again: so long after its end at most.
 NOTICE_S = 2.0
 #: Preemptions need pools that the requests fill.
@@ -71,17 +74,13 @@ SETTINGS = (
 
 
 class Fault(NamedTuple):
-    """A process that was killed or stopped. server: the replica's number; aborted: Triton ended behind it, too.
-
-    healed_s: from the signal to the replica's next token.
-    """
+    """A process that was killed or stopped. healed_s: from the signal to the replica's next token."""
 
     kind: str
     way: str
     replica: int
     began_s: float
     healed_s: float
-    aborted: bool
 
 
 class Reload(NamedTuple):
@@ -94,18 +93,17 @@ class Reload(NamedTuple):
 
 
 class End(NamedTuple):
-    """A Triton that a signal has ended, ours or its own. replica: its number. at_s: by time.monotonic()."""
+    """A Triton that a signal has ended, ours or its own, or that the launcher has replaced as worn out (is_planned)."""
 
     replica: int
     at_s: float
-    why: str
+    is_planned: bool = False
 
 
-@dataclass
-class Footprint:
+class Footprint(NamedTuple):
     """What a process holds."""
 
-    rss_mb: float
+    mb: float
     threads: int
     descriptors: int
 
@@ -118,19 +116,20 @@ class Footprint:
 
 @dataclass
 class Chaos:
-    """The replicas, what was done to them, and what they held at rest."""
+    """The replicas, what was done to them, and what the second one held: before, between two faults, at the end."""
 
     servers: Sequence[Server]
     ends: list[End]
     faults: list[Fault] = field(default_factory=list)
     reloads: list[Reload] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    samples: list[dict[str, Footprint]] = field(default_factory=list)
     num_supervised: int = 0
 
     def reload(self, replica: int) -> Reload:
         """Change a replica's deployment file and let its launcher reload it, as `make reload` does, under requests.
 
-        It must be taken over, unless the replica's Triton has ended by itself meanwhile.
+        It must be taken over, unless the replica's Triton has ended by itself or was replaced meanwhile.
         """
         server = self.servers[replica]
         until(lambda: self.is_well(server), f"replica {replica}", HEAL_LIMIT_S)
@@ -151,9 +150,7 @@ class Chaos:
     def hurt(self, replica: int, kind: str, way: str) -> Fault:
         """Kill or stop a process and wait until its replica serves again."""
         server = self.servers[replica]
-        until(lambda: self.is_well(server), f"replica {replica}", HEAL_LIMIT_S)
-        triton, victim = pid_of(server, "tritonserver"), pid_of(server, kind)
-        assert victim is not None
+        victim = until(lambda: self.is_well(server) and pid_of(server, kind), f"replica {replica}", HEAL_LIMIT_S)
         began_s = time.monotonic()
         os.kill(victim, SIGNALS[way])
         until(
@@ -161,45 +158,45 @@ class Chaos:
             f"another {kind} behind {way}",
             HEAL_LIMIT_S,
         )
-        aborted = kind != "tritonserver" and pid_of(server, "tritonserver") != triton
-        fault = Fault(kind, way, replica, began_s, time.monotonic() - began_s, aborted)
+        fault = Fault(kind, way, replica, began_s, time.monotonic() - began_s)
         self.faults.append(fault)
         return fault
 
     def is_well(self, server: Server) -> bool:
         """Return whether a replica serves; a supervisor starts again what the launcher has given up."""
-        if server.failure():
+        if failure := server.failure():
             self.num_supervised += 1
+            note(self.ends, self.servers.index(server), failure)
             server.stop()
             server.start()
         return server.why_not_ready() is None and _serves(server)
 
-    def ended_itself(self) -> list[End]:
-        """Return the ends of a Triton that were not ours to answer for: no fault of `tritonserver` was under way."""
-        ours = [fault for fault in self.faults if fault.kind == "tritonserver"]
-        return [
-            end
-            for end in self.ends
-            if not any(
-                fault.replica == end.replica and 0 <= end.at_s - fault.began_s <= fault.healed_s for fault in ours
-            )
-        ]
+    def ends_behind(self, fault: Fault) -> list[End]:
+        """Return the ends of Triton while its replica recovered from a fault."""
+        near = (end for end in self.ends if end.replica == fault.replica)
+        return [end for end in near if 0 <= end.at_s - fault.began_s <= fault.healed_s]
 
-    def footprints(self) -> dict[str, Footprint]:
-        """Return what this process and those of the second replica hold."""
-        return {"clients and gateway": Footprint.of(os.getpid())} | {
-            name: Footprint.of(pid) for pid, name in self.servers[1].pids().items()
-        }
+    def ended_itself(self) -> list[End]:
+        """Return the ends of a Triton that nobody wanted: it was neither worn out nor the process that was hurt."""
+        ours = [end for fault in self.faults if fault.kind == "tritonserver" for end in self.ends_behind(fault)]
+        return [end for end in self.ends if not end.is_planned and end not in ours]
+
+    def look(self) -> dict[str, Footprint]:
+        """Note what this process, those of the second replica and its shared memory hold now."""
+        server, seen = self.servers[1], {"clients and gateway": Footprint.of(os.getpid())}
+        for pid, name in server.pids().items():
+            with contextlib.suppress(psutil.Error):  # it is just being replaced
+                seen[name] = Footprint.of(pid)
+        with contextlib.suppress(OSError):
+            seen["shared memory"] = Footprint(sum(server.shared_memory().values()) / 1e6, 0, 0)
+        self.samples.append(seen)
+        return seen
 
     def held(self) -> float:
         """Return how many KV blocks are held, and sequences of the engines live, on all replicas."""
         return sum(
             metric(server.metrics_url, "spec_kv_blocks", model="target", state="held") for server in self.servers
         )
-
-    def shared_memory(self) -> float:
-        """Return the MB of shared memory of all replicas."""
-        return sum(sum(server.shared_memory().values()) for server in self.servers) / 1e6
 
 
 def _serves(server: Server) -> bool:
@@ -226,7 +223,7 @@ def make_requests(number: int = 96) -> list[dict[str, Any]]:
     return requests
 
 
-@contextmanager
+@contextlib.contextmanager
 def deployment(folder: Path, ends: list[End]) -> Iterator[tuple[list[Server], RunningGateway]]:
     """Run two replicas of a tiny random target with all drafters, and a gateway before them."""
     shape = {"max_position_embeddings": 1024, "num_attention_heads": 2, "num_key_value_heads": 1}  # native kernels
@@ -237,12 +234,12 @@ def deployment(folder: Path, ends: list[End]) -> Iterator[tuple[list[Server], Ru
     make_target(folder / "draft2", seed=2, **shape)
     for replica in range(2):
         write_settings(folder / f"serving-{replica}.toml", 0)
-    with ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         servers = [
             stack.enter_context(
                 Server(
                     folder / f"serving-{replica}.toml",
-                    say=partial(_note, ends, replica),
+                    say=partial(note, ends, replica),
                     hang_limit_s=HANG_LIMIT_S,
                     ready_limit_s=READY_LIMIT_S,
                 )
@@ -259,24 +256,22 @@ def write_settings(file: Path, number: int) -> None:
     file.write_text(SERVING + SETTINGS[number % len(SETTINGS)])
 
 
-def _note(ends: list[End], replica: int, line: str) -> None:
-    """Print a line of a replica's launcher, and note when its Triton has ended."""
+def note(ends: list[End], replica: int, line: str) -> None:
+    """Print a line of a replica's launcher, and note when its Triton has ended or is being replaced."""
     print(f"  {replica}: {line}", flush=True)
-    if line.startswith("the server ended by signal"):
-        ends.append(End(replica, time.monotonic(), line))
+    is_planned = line.endswith("; replacing Triton")
+    if is_planned or line.startswith("the server ended by signal"):
+        ends.append(End(replica, time.monotonic(), is_planned))
 
 
 @dataclass
 class Result:
-    """What a run saw. before, after: what the processes held at rest."""
+    """What a run saw. held: KV blocks at its end."""
 
     seconds: float
     readers: Readers
     visitors: Visitors
     chaos: Chaos
-    before: Mapping[str, Footprint]
-    after: Mapping[str, Footprint]
-    shared_mb: tuple[float, float]
     held: float
     num_preemptions: float
     num_moved: int
@@ -303,14 +298,16 @@ class Result:
         )
 
     def page(self) -> str:
-        """Return docs/figures/chaos.md without its head."""
+        """Return the run's part of docs/figures/chaos.md."""
+        num_replaced = sum(end.is_planned for end in self.chaos.ends)
         outcomes = ", ".join(f"{count} {kind}" for kind, count in sorted(self.readers.outcomes.items()))
         return "\n\n".join(
             [
                 f"{self.seconds / 60:.0f} minutes, {len(self.chaos.faults)} faults, {self.num_preemptions:g} preemptions "
                 f"(as the processes that live at the end have counted), {self.num_moved} streams moved by the gateway, "
                 f"{self.chaos.num_supervised} replicas that the launcher had given up and a supervisor started again. "
-                f"Triton ended by itself {len(self.chaos.ended_itself())} times.",
+                f"Triton ended by itself {len(self.chaos.ended_itself())} times, and was replaced as worn out {num_replaced} "
+                "times.",
                 self._reloads(),
                 f"Through the gateway: {outcomes}.",
                 self._visits(),
@@ -337,25 +334,32 @@ class Result:
         return "\n".join(lines)
 
     def _healing(self) -> str:
-        lines = ["| process | way | times | healed p50, s | max, s | Triton aborted |", "|---|---|---:|---:|---:|---:|"]
+        lines = ["| process | way | times | healed p50, s | max, s | Triton aborted | replaced |"]
+        lines.append("|---|---|---:|---:|---:|---:|---:|")
         for kind, way in itertools.product(KINDS, SIGNALS):
             found = [fault for fault in self.chaos.faults if (fault.kind, fault.way) == (kind, way)]
             if found:
                 times = sorted(fault.healed_s for fault in found)
-                aborts = sum(fault.aborted for fault in found)
+                planned = [end.is_planned for fault in found for end in self.chaos.ends_behind(fault)]
+                aborts = "–" if kind == "tritonserver" else planned.count(False)
                 lines.append(
-                    f"| `{kind}` | {way} | {len(found)} | {times[len(times) // 2]:.1f} | {times[-1]:.1f} | {aborts} |"
+                    f"| `{kind}` | {way} | {len(found)} | {times[len(times) // 2]:.1f} | {times[-1]:.1f} | {aborts} | "
+                    f"{planned.count(True)} |"
                 )
         return "\n".join(lines)
 
     def _footprints(self) -> str:
-        lines = ["| at rest, before → after | MB | threads | descriptors |", "|---|---:|---:|---:|"]
-        for name in sorted(set(self.before) & set(self.after)):
-            pair = self.before[name], self.after[name]
-            cells = (" → ".join(f"{getattr(each, what):.0f}" for each in pair) for what in Footprint.__annotations__)
-            lines.append(f"| {name} | {' | '.join(cells)} |")
-        lines.append(f"| shared memory of both replicas | {' → '.join(f'{mb:.1f}' for mb in self.shared_mb)} | | |")
+        lines = ["| before / at most / at the end | MB | threads | descriptors |", "|---|---:|---:|---:|"]
+        samples = self.chaos.samples
+        for name in sorted(samples[0].keys() & samples[-1].keys()):
+            series = zip(*(sample[name] for sample in samples if name in sample), strict=True)
+            lines.append(f"| {name} | {' | '.join(map(_spread, series))} |")
         return "\n".join(lines)
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Return the first value, the largest and the last."""
+    return f"{values[0]:.0f} / {max(values):.0f} / {values[-1]:.0f}" if any(values) else "–"
 
 
 #: Which replica, which process (the launcher, for a reload), in which way.
@@ -390,7 +394,7 @@ def run(
     cases: list[Case] = ask_all(servers[0].grpc_url, make_requests(), speculation="none")
     ask_all(servers[1].grpc_url, [case.inputs for case in cases])
     chaos = Chaos(servers, ends)
-    before, shared_mb = chaos.footprints(), chaos.shared_memory()
+    chaos.look()
     readers = Readers(gateway.url, cases, NUM_READERS, THINK_S)
     visitors = Visitors([(server.grpc_url, server.http_url) for server in servers], cases, NUM_VISITORS, THINK_S)
     began_s = time.monotonic()
@@ -400,7 +404,8 @@ def run(
         for replica, kind, way in hurts():
             next_s = time.monotonic() + pause_s
             done = chaos.reload(replica) if way == RELOAD else chaos.hurt(replica, kind, way)
-            print(f"{time.monotonic() - began_s:.0f} s: {done}; {dict(readers.outcomes)}", flush=True)
+            triton = chaos.look().get("tritonserver")
+            print(f"{time.monotonic() - began_s:.0f} s: {done}; {triton}; {dict(readers.outcomes)}", flush=True)
             if readers.faults or visitors.faults or chaos.wrong:
                 break
             time.sleep(max(next_s - time.monotonic(), 0.5))
@@ -410,14 +415,14 @@ def run(
         visitors.stop()
         readers.stop()
     seconds = time.monotonic() - began_s
+    time.sleep(REST_S)
     # Triton may have ended by itself meanwhile; its replica is then away for the seconds of its start.
     until(lambda: all(map(chaos.is_well, servers)), "both replicas", HEAL_LIMIT_S)
     until(lambda: chaos.held() == 0, "the end of all sequences")
     preempted = sum(metric(server.metrics_url, "spec_preemptions_total", model="target") for server in servers)
-    return Result(
-        seconds, readers, visitors, chaos, before, chaos.footprints(), (shared_mb, chaos.shared_memory()),
-        chaos.held(), preempted, int(gateway.metric("spec_gateway_failovers_total")),
-    )  # fmt: skip
+    chaos.look()
+    num_moved = int(gateway.metric("spec_gateway_failovers_total"))
+    return Result(seconds, readers, visitors, chaos, chaos.held(), preempted, num_moved)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -425,7 +430,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, help="(30; with --times as long as it takes)")
     parser.add_argument("--times", type=int, help="end when every kind of process was hurt so often in each way")
-    parser.add_argument("--pause-s", type=float, default=7.5, help="between two faults, at least (%(default)s)")
+    parser.add_argument("--pause-s", type=float, default=1.0, help="between two faults, at least (%(default)s)")
     options = parser.parse_args(arguments)
     minutes = options.minutes or (math.inf if options.times else 30.0)
     ends: list[End] = []

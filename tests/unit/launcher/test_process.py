@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -178,3 +179,15 @@ def test_process_dies_with_the_one_that_started_it(tmp_path):
     while (alive := lives(child)) and time.monotonic() < end:
         time.sleep(0.02)
     assert not alive
+
+
+def test_process_may_open_as_many_files_as_the_system_allows(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+    try:
+        started = process.spawn(["bash", "-c", "ulimit -Sn; ulimit -Hn"], os.environ, tmp_path / "log")
+        assert started.wait(10) == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    now, most = (tmp_path / "log").read_text().split()
+    assert now == most != "256"

@@ -1,4 +1,4 @@
-"""The reloads of the soak (tests/chaos.py): between the faults, of what a running server can change, and judged."""
+"""The soak (tests/chaos.py): its reloads, between the faults and of what can change; which ends of Triton are planned."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from launcher.reloading import changed_keys, stamps_of
+from launcher.wear import WORN_DEATHS
 from orchestrator.deployment.config import load_config
 from tests import chaos
-from tests.chaos import KINDS, RELOAD, SIGNALS, Chaos, End, script, write_settings
+from tests.chaos import KINDS, RELOAD, SIGNALS, Chaos, End, Fault, note, script, write_settings
+from tests.support.hanging import until
 
 pytestmark = pytest.mark.unit
 
@@ -82,6 +84,28 @@ def test_a_reload_that_meets_the_end_of_triton_is_not(tmp_path: Path, monkeypatc
     server: Any = SimpleNamespace(
         config_path=tmp_path / "serving.toml", host="127.0.0.1", ports=SimpleNamespace(health=1)
     )
-    run = Chaos([server], [End(0, float("inf"), "by signal 11")])
+    run = Chaos([server], [End(0, float("inf"))])
     run.reload(0)
     assert not run.wrong
+
+
+def test_a_worn_triton_that_the_launcher_replaces_is_told_from_one_that_ends_itself(serving: Any, watched: Any) -> None:
+    (watch, triton), lines = serving, watched[2]
+    for _ in range(WORN_DEATHS):
+        watch._wear.note_death()
+    watch.start()
+    until(lambda: triton.num_starts == 1 and not watch.is_starting)
+    triton.ended = "the server ended by signal 6: lock_exception"
+    until(lambda: triton.num_starts == 2 and not watch.is_starting)
+    ends: list[End] = []
+    for line in lines:
+        note(ends, 0, line)
+    assert [end.is_planned for end in ends] == [True, False]
+
+
+def test_only_an_end_that_nobody_wanted_counts_as_triton_s_own() -> None:
+    killed, behind_target, worn, other = End(0, 1.0), End(1, 11.0), End(1, 12.0, is_planned=True), End(1, 1.0)
+    of_triton, of_target = Fault("tritonserver", "kill", 0, 0.5, 5.0), Fault("target", "kill", 1, 10.0, 5.0)
+    run = Chaos([], [killed, behind_target, worn, other], [of_triton, of_target])
+    assert run.ends_behind(of_target) == [behind_target, worn]
+    assert run.ended_itself() == [behind_target, other]
