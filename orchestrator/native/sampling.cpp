@@ -73,15 +73,15 @@ const char* sampling_log_p(const Request* requests, size_t count, size_t vocab_s
   return nullptr;
 }
 
-// Write, by each request's raw logits, the log-probability of its token and its num_top most probable tokens, the best
-// first and the lowest id first among equals. tokens, log_probs: (count). top_ids, top_log_probs: (count, num_top).
+// Write, by each request's raw logits, the log-probability of its token and its num_top most probable tokens, the largest
+// logit first and the lowest id first among equals: the log-probabilities of unequal logits may be rounded to the same
+// number, and the first token is to be the argmax. tokens, log_probs: (count). top_ids, top_log_probs: (count, num_top).
 const char* sampling_log_probs(const Request* requests, size_t count, size_t vocab_size, const int32_t* tokens,
                                double* log_probs, size_t num_top, int32_t* top_ids, double* top_log_probs) {
   if (const char* wrong = first_error(requests, count, vocab_size)) return wrong;
   if (num_top > vocab_size) return "more top tokens than the vocabulary has";
   Distribution found(vocab_size);
   std::vector<double> row(vocab_size);
-  std::vector<int32_t> order;
   for (size_t i = 0; i < count; ++i) {
     if (tokens[i] < 0 || size_t(tokens[i]) >= vocab_size) return "a token is outside the vocabulary";
     if (found.compute(requests[i].logits, requests[i].type, 1.0, {1.0, 0.0, 1.0, 0}))
@@ -89,16 +89,9 @@ const char* sampling_log_probs(const Request* requests, size_t count, size_t voc
     else
       std::fill(row.begin(), row.end(), std::numeric_limits<double>::quiet_NaN());
     log_probs[i] = row[size_t(tokens[i])];
-    if (num_top == 0) continue;
-    order.resize(vocab_size);
-    for (size_t id = 0; id < vocab_size; ++id) order[id] = int32_t(id);
-    std::partial_sort(order.begin(), order.begin() + long(num_top), order.end(), [&](int32_t a, int32_t b) {
-      return row[size_t(a)] > row[size_t(b)] || (row[size_t(a)] == row[size_t(b)] && a < b);
-    });
-    for (size_t k = 0; k < num_top; ++k) {
-      top_ids[i * num_top + k] = order[k];
-      top_log_probs[i * num_top + k] = row[size_t(order[k])];
-    }
+    int32_t* const best = top_ids + i * num_top;
+    largest_ids(requests[i].logits, requests[i].type, vocab_size, num_top, best);
+    for (size_t k = 0; k < num_top; ++k) top_log_probs[i * num_top + k] = row[size_t(best[k])];
   }
   return nullptr;
 }

@@ -191,6 +191,13 @@ def test_of_equal_tokens_the_lowest_come_first() -> None:
     assert answer.tree.tokens.tolist() == [700, 1200, 1900, 0, 1]
 
 
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, rule=Rule.REJECTION)], ids=["greedy", "rejection"])
+def test_of_equal_tokens_the_lowest_come_first_in_the_torch_engine_too(sampling: Sampling) -> None:
+    logits = torch.zeros(1, 250)
+    logits[0, [190, 120, 70]] = 1.0
+    assert rank(logits, [2], [sampling], 5).ids.tolist() == [[70, 120, 190, 0, 1]]
+
+
 def test_a_draft_without_time_has_one_level(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.heads.engines.drafts.TimeBudget.limit_s", lambda budget, call: 0.0)
     answers = pair.draft_together(pair.requests())
