@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
 import pytest
 
-from tests.support.clients import series_in
+from gateway.triton import MODEL
+from tests.support.clients import infer_request, series_in
+from tests.support.standin_replica import StandInReplica
 
 METRICS = """\
 # TYPE spec_sequences gauge
@@ -21,3 +27,19 @@ def test_a_metric_is_the_one_whose_labels_are_the_ones_asked_for() -> None:
     assert series_in(METRICS, "spec_sequences_total", state='a,\\"b\\"') == 4
     with pytest.raises(AssertionError, match="no series"):
         series_in(METRICS, "spec_sequences", model="tar")
+
+
+async def _asked() -> AsyncIterator[Any]:
+    yield infer_request(MODEL, seed=1, max_tokens=[9])
+
+
+def test_a_replica_counts_a_stream_that_is_closed_while_it_sends() -> None:
+    async def closed(replica: StandInReplica) -> None:
+        stream: Any = replica.ModelStreamInfer(_asked(), None)
+        await anext(stream)
+        assert replica.num_cancelled == 0
+        await stream.aclose()
+
+    replica = StandInReplica()
+    asyncio.run(closed(replica))
+    assert replica.num_cancelled == 1
