@@ -1,4 +1,4 @@
-"""The reloads of the soak (tests/chaos.py): between the faults, of what a running server can change, and judged."""
+"""The reloads of tests/soak_under_faults.py: between the faults, of what a running server can change, and judged."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from launcher.reloading import changed_keys, stamps_of
 from orchestrator.deployment.config import load_config
-from tests import chaos
-from tests.chaos import KINDS, RELOAD, SIGNALS, Chaos, End, script, write_settings
+from tests import soak_under_faults
+from tests.soak_under_faults import KINDS, RELOAD, SIGNALS, Chaos, End, script, write_settings
 
 pytestmark = pytest.mark.unit
 
@@ -29,7 +29,7 @@ def test_each_fault_is_followed_by_a_reload_of_the_other_replica() -> None:
 
 
 def test_a_running_server_can_change_what_the_reloads_change(tmp_path: Path) -> None:
-    for name in ("target", "draft", "draft2", *chaos.HEADS):
+    for name in ("target", "draft", "draft2", *soak_under_faults.HEADS):
         (tmp_path / name).mkdir()
     configs = []
     for number in range(3):
@@ -64,7 +64,7 @@ def test_a_reload_that_is_not_taken_over_is_a_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: list[tuple[int, str]], num_wrong: int
 ) -> None:
     launcher = Launcher(*answers)
-    monkeypatch.setattr(chaos, "LauncherClient", lambda host, port: launcher)
+    monkeypatch.setattr(soak_under_faults, "LauncherClient", lambda host, port: launcher)
     monkeypatch.setattr(Chaos, "is_well", lambda self, server: True)
     server: Any = SimpleNamespace(
         config_path=tmp_path / "serving.toml", host="127.0.0.1", ports=SimpleNamespace(health=1)
@@ -72,12 +72,12 @@ def test_a_reload_that_is_not_taken_over_is_a_fault(
     run = Chaos([server], [])
     for number in range(len(answers)):
         run.reload(0)
-        assert chaos.SETTINGS[(number + 1) % 2] in server.config_path.read_text()
+        assert soak_under_faults.SETTINGS[(number + 1) % 2] in server.config_path.read_text()
     assert len(run.wrong) == num_wrong and len(run.reloads) == len(answers)
 
 
 def test_a_reload_that_meets_the_end_of_triton_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chaos, "LauncherClient", lambda host, port: Launcher(REFUSED))
+    monkeypatch.setattr(soak_under_faults, "LauncherClient", lambda host, port: Launcher(REFUSED))
     monkeypatch.setattr(Chaos, "is_well", lambda self, server: True)
     server: Any = SimpleNamespace(
         config_path=tmp_path / "serving.toml", host="127.0.0.1", ports=SimpleNamespace(health=1)
