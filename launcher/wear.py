@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.deployment.drain import Drain, Request, finish_requests, wait_until_idle
+from orchestrator.deployment.drain_state import Drain, Request, finish_requests, wait_until_idle
 
 #: After so many deaths Triton is replaced as soon as it is idle, after so many more whatever runs.
 WORN_DEATHS, MOST_DEATHS = 16, 48

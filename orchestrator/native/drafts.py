@@ -17,7 +17,7 @@ import numpy.typing as npt
 from orchestrator.core.surfaces import Surface
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import FloatArray
-from orchestrator.native.build import NativeLibrary, Unbuilt
+from orchestrator.native.compiling import NativeLibrary, Unbuilt
 from orchestrator.native.failures import check, counted, made
 
 log = logging.getLogger(__name__)

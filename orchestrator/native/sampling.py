@@ -18,7 +18,7 @@ from orchestrator.core.noise import Stream
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution, FloatArray, IdArray
-from orchestrator.native.build import NativeLibrary, Unbuilt
+from orchestrator.native.compiling import NativeLibrary, Unbuilt
 from orchestrator.native.failures import check
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from orchestrator.native import sampling
-from orchestrator.native.build import NativeLibrary
+from orchestrator.native.compiling import NativeLibrary
 
 FOLDER = Path(__file__).resolve().parent
 LIBRARY = NativeLibrary(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.reloading import changed_keys, stamps_of
+from launcher.reloader import changed_keys, stamps_of
 from orchestrator.deployment.config import load_config
 from tests import soak_under_faults
 from tests.soak_under_faults import KINDS, RELOAD, SIGNALS, Chaos, End, script, write_settings

@@ -24,7 +24,7 @@ from orchestrator.deployment.config import BACKEND_MODELS, ServingConfig
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest
 from orchestrator.wire.target import StepRequest
-from runtime.engine.build import build_draft, build_target
+from runtime.engine.build_engines import build_draft, build_target
 from runtime.trtllm.backend.adapters import DraftAdapter, EngineSideAdapter, StepAdapter
 from runtime.trtllm.backend.tensors import ACCEPTED, DRAFTED, OUTPUTS, Backend, draft_tensors, stop_tensors
 from runtime.trtllm.backend.transport import BackendTransport, ModelInput

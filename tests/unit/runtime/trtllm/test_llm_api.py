@@ -30,7 +30,7 @@ from orchestrator.proposers.none import NoProposer
 from orchestrator.proposers.registry import select_method
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
-from runtime.engine.build import build_target
+from runtime.engine.build_engines import build_target
 from runtime.trtllm.llm_api import transport
 from tests.standin import importable
 from tests.support.clients import until
