@@ -66,7 +66,7 @@ failover: $(VENV)/.dev ## 100 streams through the gateway while servers are kill
 	@GRPC_ENABLE_FORK_SUPPORT=0 $(PY) -m tests.failover $(ARGS)
 
 soak: $(VENV)/.dev ## 30 minutes of every kind of request while processes are killed, stopped and reloaded: make soak ARGS=--help
-	@GRPC_ENABLE_FORK_SUPPORT=0 $(PY) -m tests.chaos $(ARGS)
+	@GRPC_ENABLE_FORK_SUPPORT=0 $(PY) -m tests.soak_under_faults $(ARGS)
 
 overload: $(VENV)/.dev ## ten times the capacity offered: who is refused how soon, who is served how late: make overload ARGS=--help
 	@GRPC_ENABLE_FORK_SUPPORT=0 $(PY) -m tests.overload $(ARGS)

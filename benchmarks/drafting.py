@@ -33,7 +33,7 @@ from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import EngineCall
 from runtime.engine.draft import DraftEngine
 from runtime.engine.paged import PagedModel
-from runtime.heads.build import load_engine
+from runtime.heads.build_heads import load_engine
 from runtime.heads.engines import base, eagle, trees
 from runtime.kv.batch import Segment
 from runtime.model import fused

@@ -24,7 +24,7 @@ from orchestrator.core.context import Context
 from orchestrator.core.surfaces import PassCosts
 from orchestrator.core.tree import TokenTree
 from orchestrator.deployment.config import load_config
-from orchestrator.native.build import NativeLibrary
+from orchestrator.native.compiling import NativeLibrary
 from orchestrator.wire.context import delta_of
 from runtime.engine.paged import PagedModel
 from runtime.engine.profile import NUM_CONTEXT, measured_costs

@@ -34,7 +34,7 @@ from orchestrator.proposers.sources import RunProposers
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.run import RunOptions, TakeSteps
 from orchestrator.wire.target import StepRequest
-from runtime.engine.build import build_target
+from runtime.engine.build_engines import build_target
 from runtime.engine.runs import Runs
 from runtime.local_drafters import load_drafters
 

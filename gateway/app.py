@@ -23,7 +23,7 @@ from gateway.methods import served_methods
 from gateway.middleware import REQUEST_ID, Guard, to_response
 from gateway.replicas import Replicas
 from gateway.service import Gateway
-from gateway.settings import Settings, SettingsError
+from gateway.settings import KEYS, Settings, SettingsError, places_of
 from gateway.tenants import OfTenant, of_tenant
 from gateway.tokenizer import read_checkpoint
 from gateway.workers import off_loop
@@ -73,7 +73,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 def _keys(settings: Settings) -> frozenset[bytes]:
     """Return the accepted API keys; raises SettingsError if they cannot be read or some are needed and missing."""
-    keys = settings.api_keys.encode(errors="surrogateescape").split(b",")
+    keys = (settings.api_keys or "").encode(errors="surrogateescape").split(b",")
     if settings.api_keys_file:
         try:
             keys += Path(settings.api_keys_file).read_bytes().splitlines()
@@ -82,8 +82,12 @@ def _keys(settings: Settings) -> frozenset[bytes]:
     found = frozenset(key.strip() for key in keys if key.strip())
     if settings.salt_by_key and not found:
         raise SettingsError("salt_by_key needs API keys (--api-keys-file or --api-keys), and there is none")
-    if settings.api_keys_file and not found:
-        raise SettingsError(f"{settings.api_keys_file} contains no API key (--api-keys-file)")
+    for name in KEYS:
+        if not found and (value := getattr(settings, name)) is not None:
+            raise SettingsError(
+                f"{name} contains no API key, got {value!r}: at least one is needed; only without this setting the "
+                f"gateway serves everybody ({places_of(name)})"
+            )
     return found
 
 

@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gateway.errors import did_you_mean
 
 PREFIX = "GATEWAY_"
+#: An empty variable counts as not set, except these, which say that keys are needed: a Secret may be empty by mistake.
+KEYS = ("api_keys", "api_keys_file")
 #: How long an idle connection stays open. If a client's own limit is the same (httpx, and with it openai: 5 s, which is
 #: uvicorn's limit too), it occasionally sends a request on a connection that is just being closed.
 KEEP_ALIVE_S = 75
@@ -47,13 +49,13 @@ class Settings(BaseModel):
     max_model_len: int = Field(
         0, ge=0, description="longest context in tokens, where it is not the max_position_embeddings of config.json"
     )
-    api_keys: str = Field(
-        "",
+    api_keys: str | None = Field(
+        None,
         repr=False,
-        description="accepted API keys, separated by commas; empty = no key needed. Every user of the machine can read "
-        "a flag (ps): better use --api-keys-file or GATEWAY_API_KEYS",
+        description="accepted API keys, separated by commas; unless keys are set, no key is needed. Every user of the "
+        "machine can read a flag (ps): better use --api-keys-file or GATEWAY_API_KEYS",
     )
-    api_keys_file: str = Field("", description="file of accepted API keys, one per line")
+    api_keys_file: str | None = Field(None, description="file of accepted API keys, one per line")
     salt_by_key: bool = Field(
         False, description="derive cache_salt from a request's API key, and ignore the client's own and its priority"
     )
@@ -91,18 +93,23 @@ def read_settings(arguments: Mapping[str, str], environ: Mapping[str, str]) -> S
 
     arguments: the flags that are set, by field.
     """
-    variables = {name: text for name, text in environ.items() if name.startswith(PREFIX) and text}
-    values = {name.removeprefix(PREFIX).lower(): text for name, text in variables.items()}
+    variables = {name.removeprefix(PREFIX).lower(): text for name, text in environ.items() if name.startswith(PREFIX)}
+    values = {name: text for name, text in variables.items() if text or name in KEYS}
     try:
         return Settings(**{**values, **arguments})  # pydantic converts the texts
     except ValidationError as refused:
         first = refused.errors(include_url=False, include_context=False)[0]
     name = str(first["loc"][0])
-    variable = PREFIX + name.upper()
     if first["type"] == "extra_forbidden":
         known = [PREFIX + field.upper() for field in Settings.model_fields]
+        variable = PREFIX + name.upper()
         raise SettingsError(f"unknown environment variable {variable}{did_you_mean(variable, known)}")
-    raise SettingsError(f"{name}: {first['msg']}, got {first['input']!r} (--{name.replace('_', '-')} or {variable})")
+    raise SettingsError(f"{name}: {first['msg']}, got {first['input']!r} ({places_of(name)})")
+
+
+def places_of(name: str) -> str:
+    """Return where a setting is set: its flag and its variable."""
+    return f"--{name.replace('_', '-')} or {PREFIX}{name.upper()}"
 
 
 def parse_flags(

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from launcher.settings import Settings, joined, reachable
 from orchestrator.core.errors import ServingError
-from orchestrator.deployment.drain import wait_until_idle
+from orchestrator.deployment.drain_state import wait_until_idle
 
 _EPILOG = """\
 environment:

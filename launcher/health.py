@@ -19,7 +19,7 @@ from typing import Protocol
 
 from launcher.probe import Probe
 from orchestrator.core.errors import ServingError
-from orchestrator.deployment.drain import Drain
+from orchestrator.deployment.drain_state import Drain
 
 
 class Watched(Protocol):

@@ -53,8 +53,10 @@ class Probe:
         except urllib.error.HTTPError as refused:
             with refused:
                 error = refused.read().decode(errors="replace").strip()
+        except TimeoutError:
+            error = f"the server did not answer within {LIMIT_S + 1:g} s"
         except (OSError, ValueError) as failed:
             error = str(failed) or type(failed).__name__
         if not error or any(word in error for word in _HEALTHY_REFUSALS):
             return None
-        return f"no token came within {LIMIT_S:g} s: {error[:300]}"
+        return f"no token came: {error[:300]}"

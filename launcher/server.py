@@ -18,7 +18,7 @@ from launcher.command import Launch, call_threads, stub_environment
 from launcher.deployment import models_to_load, python_models
 from launcher.engines import with_kernels
 from launcher.health import HealthServer
-from launcher.reloading import Reloader
+from launcher.reloader import Reloader
 from launcher.settings import Ports, Settings, free_ports, joined, reachable
 from launcher.triton_process import TritonProcess
 from launcher.watch import Watch, reload_limit_s
@@ -26,7 +26,7 @@ from launcher.wear import Wear
 from launcher.workfolder import WorkFolder
 from orchestrator.core.errors import ServingError
 from orchestrator.deployment.config import ServingConfig, load_config
-from orchestrator.deployment.drain import Drain, finish_requests
+from orchestrator.deployment.drain_state import Drain, finish_requests
 from orchestrator.deployment.stubs import living_stubs
 
 REPOSITORY = Path(__file__).resolve().parent.parent / "model_repository"

@@ -1,7 +1,7 @@
 """When a tritonserver is worn out: each model's process that dies under traffic leaves threads and memory in it.
 
-Triton never ends the requests of a process that has died (docs/figures/chaos.md), so nothing frees them but another
-tritonserver. It is put in its place at a moment when no request runs, or after a drain if no such moment comes.
+Triton never ends the requests of a process that has died (docs/figures/soak_under_faults.md), so nothing frees them but
+another tritonserver. It is put in its place at a moment when no request runs, or after a drain if no such moment comes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.deployment.drain import Drain, Request, finish_requests, wait_until_idle
+from orchestrator.deployment.drain_state import Drain, Request, finish_requests, wait_until_idle
 
 #: After so many deaths Triton is replaced as soon as it is idle, after so many more whatever runs.
 WORN_DEATHS, MOST_DEATHS = 16, 48

@@ -12,7 +12,7 @@ from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import WARM_UP_LIMIT_S
 from runtime.engine.local_drafter import LocalDrafter
 from runtime.engine.torch_engine import draft_warm_up, hidden_states_of, load_draft
-from runtime.heads.build import head_warm_up, load_engine
+from runtime.heads.build_heads import head_warm_up, load_engine
 
 
 def load_drafters(config: ServingConfig) -> dict[str, LocalDrafter]:

@@ -29,7 +29,7 @@ class Proposer {
                    const Tree& tree) = 0;
 };
 
-// Calls `next` of a Proposer: `drafts_next` of orchestrator/native/drafts.cpp.
+// Calls `next` of a Proposer, and returns -1 if it fails: `drafts_next` of orchestrator/native/drafts.cpp.
 using Next = int (*)(void* proposer, const int32_t* committed, size_t count, int max_nodes, int max_depth,
                      const Costs* costs, const Tree* tree);
 

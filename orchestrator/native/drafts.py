@@ -6,7 +6,7 @@ import ctypes
 import logging
 import weakref
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_double, c_int, c_int32, c_size_t, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_size_t, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,8 @@ import numpy.typing as npt
 from orchestrator.core.surfaces import Surface
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import FloatArray
-from orchestrator.native.build import NativeLibrary, Unbuilt
+from orchestrator.native.compiling import NativeLibrary, Unbuilt
+from orchestrator.native.failures import check, counted, made
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +26,16 @@ LIBRARY = NativeLibrary(
     "drafts",
     Path(__file__).resolve().parent,
     sources=("drafts.cpp",),
-    headers=("automaton.h", "corpus.h", "drafts.h", "estimates.h", "growth.h", "prompt_lookup.h", "suffix.h"),
+    headers=(
+        "automaton.h",
+        "corpus.h",
+        "drafts.h",
+        "estimates.h",
+        "growth.h",
+        "guarded.h",
+        "prompt_lookup.h",
+        "suffix.h",
+    ),
 )
 #: Most tokens that a call reads, which takes about a millisecond.
 PIECE = 2048
@@ -118,7 +128,7 @@ class CompiledEstimates:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
-        self.handle = library.drafts_new_estimates()
+        self.handle = made(library.drafts_new_estimates(), "counts of accepted candidates")
         weakref.finalize(self, library.drafts_free_estimates, self.handle)
 
 
@@ -129,10 +139,10 @@ class CompiledProposer:
     Invariant: every tree equals that of the Python reference, names included.
     """
 
-    def __init__(self, library: ctypes.CDLL, handle: int) -> None:
-        self._library, self.handle = library, handle
+    def __init__(self, library: ctypes.CDLL, handle: int | None) -> None:
+        self._library, self.handle = library, made(handle, "a proposer")
         self.next_address: int = ctypes.cast(library.drafts_next, c_void_p).value or 0
-        weakref.finalize(self, library.drafts_free, handle)
+        weakref.finalize(self, library.drafts_free, self.handle)
         self._nodes, self._chances = np.empty((3, MAX_NODES), np.int32), np.empty(MAX_NODES)
         self._tree = TreeFields(*(row.ctypes.data for row in (*self._nodes, self._chances)))
 
@@ -142,11 +152,15 @@ class CompiledProposer:
         The calls keep Python's global lock, so a long text is read in pieces.
         """
         while len(read) > PIECE:
-            self._library.drafts_next(self.handle, (c_int32 * PIECE)(*read[:PIECE]), PIECE, 0, 0, None, self._tree)
+            self._next(read[:PIECE], 0, 0)
             read = read[PIECE:]
-        new, limits = (c_int32 * len(read))(*read), (min(max_nodes, MAX_NODES), max_depth)
-        size = self._library.drafts_next(self.handle, new, len(read), *limits, None, self._tree)
+        size = self._next(read, min(max_nodes, MAX_NODES), max_depth)
         return TokenTree(*self._nodes[:2, :size].copy())
+
+    def _next(self, read: Sequence[int], max_nodes: int, max_depth: int) -> int:
+        new = (c_int32 * len(read))(*read)
+        size = self._library.drafts_next(self.handle, new, len(read), max_nodes, max_depth, None, self._tree)
+        return counted(size, "a draft")
 
 
 class CompiledGrowth(CompiledProposer):
@@ -186,13 +200,13 @@ class CompiledGrowth(CompiledProposer):
         new = (c_int32 * len(read))(*read)
         limits = temperature_range, place, agreement, min(max_nodes, MAX_NODES), max_depth
         fields = CostFields.of(costs, node_s)
-        size = self._library.drafts_grow(self.handle, new, len(read), *limits, fields, self._tree)
+        size = counted(self._library.drafts_grow(self.handle, new, len(read), *limits, fields, self._tree), "a draft")
         tokens, parents, names = self._nodes[:, :size].copy()
         return TokenTree(tokens, parents), names.tolist(), self._chances[:size].copy()
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Compare the candidates of the last tree with the text that followed."""
-        self._library.drafts_learn(self.handle, (c_int32 * len(tokens))(*tokens), len(tokens))
+        check(self._library.drafts_learn(self.handle, (c_int32 * len(tokens))(*tokens), len(tokens)), "learning")
 
 
 @cache
@@ -212,7 +226,7 @@ def _library() -> ctypes.CDLL | None:
     written = POINTER(CostFields), POINTER(TreeFields)
     library.drafts_next.argtypes = c_void_p, c_void_p, c_size_t, c_int, c_int, *written
     library.drafts_grow.argtypes = c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, c_int, c_int, *written
-    library.drafts_learn.argtypes, library.drafts_learn.restype = [c_void_p, c_void_p, c_size_t], None
+    library.drafts_learn.argtypes, library.drafts_learn.restype = [c_void_p, c_void_p, c_size_t], c_char_p
     for free in (library.drafts_free, library.drafts_free_estimates):
         free.argtypes, free.restype = [c_void_p], None
     return library

@@ -2,40 +2,61 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdint>
+#include <exception>
 #include <memory>
-#include <system_error>
+#include <mutex>
 #include <thread>
 #include <vector>
 
+#include "guarded.h"
 #include "rules.h"
 
 using namespace sampling;
 
 namespace {
 
-// Call work(worker, i) once for every i below count; each thread has a worker of its own.
+// The calling thread keeps its memory for the next call: clearing it takes longer than a greedy decision.
+template <typename Worker>
+Worker& own_worker(size_t vocab_size) {
+  static thread_local std::unique_ptr<Worker> own;
+  static thread_local size_t own_size = 0;
+  if (!own || own_size != vocab_size) own = std::make_unique<Worker>(vocab_size), own_size = vocab_size;
+  return *own;
+}
+
+// Call work(worker, i) once for every i below count; each thread has a worker of its own. An exception is thrown on when
+// all threads have ended.
 template <typename Worker, typename Work>
 void share(size_t count, size_t vocab_size, int num_threads, Work work) {
   std::atomic<size_t> next{0};
   const auto run = [&](Worker& worker) {
     for (size_t i; (i = next.fetch_add(1)) < count;) work(worker, i);
   };
+  std::mutex mutex;
+  std::exception_ptr thrown;
+  const auto attempt = [&](auto body) {
+    try {
+      body();
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      thrown = std::current_exception();
+    }
+  };
   std::vector<std::thread> others;
+  const auto work_beside = [&] {
+    Worker worker(vocab_size);
+    run(worker);
+  };
   const size_t wanted = std::min(count, size_t(std::max(num_threads, 1)));
   try {
-    for (size_t i = 1; i < wanted; ++i)
-      others.emplace_back([&] {
-        Worker worker(vocab_size);
-        run(worker);
-      });
-  } catch (const std::system_error&) {  // the process may have no more threads: fewer of them do the work
+    others.reserve(wanted);
+    for (size_t i = 1; i < wanted; ++i) others.emplace_back([&] { attempt(work_beside); });
+  } catch (const std::exception&) {  // the process may have no more threads: fewer of them do the work
   }
-  // The calling thread keeps its memory for the next call: clearing it takes longer than a greedy decision.
-  static thread_local std::unique_ptr<Worker> own;
-  static thread_local size_t own_size = 0;
-  if (!own || own_size != vocab_size) own = std::make_unique<Worker>(vocab_size), own_size = vocab_size;
-  run(*own);
+  attempt([&] { run(own_worker<Worker>(vocab_size)); });
   for (std::thread& other : others) other.join();
+  if (thrown) std::rethrow_exception(thrown);
 }
 
 const char* first_error(const Request* requests, size_t count, size_t vocab_size) {
@@ -51,75 +72,79 @@ extern "C" {
 
 // Decide every request; return what is wrong with one of them, or null.
 const char* sampling_verify(Request* requests, size_t count, size_t vocab_size, int num_threads) {
-  if (const char* wrong = first_error(requests, count, vocab_size)) return wrong;
-  share<Verifier>(count, vocab_size, num_threads, [&](Verifier& verifier, size_t i) { verifier.verify(requests[i]); });
-  return nullptr;
+  return native::guarded([&]() -> const char* {
+    if (const char* wrong = first_error(requests, count, vocab_size)) return wrong;
+    share<Verifier>(count, vocab_size, num_threads, [&](Verifier& verifier, size_t i) { verifier.verify(requests[i]); });
+    return nullptr;
+  });
 }
 
 // Write log p of every request's first row, (count, V).
 const char* sampling_log_p(const Request* requests, size_t count, size_t vocab_size, int num_threads, double* target) {
-  if (const char* wrong = first_error(requests, count, vocab_size)) return wrong;
-  share<Distribution>(count, vocab_size, num_threads, [&](Distribution& found, size_t i) {
-    const Request& request = requests[i];
-    double* const row = target + i * vocab_size;
-    if (request.temperature > 0.0) {
-      const bool exists = found.compute(request.logits, request.type, request.temperature, request.truncation());
-      if (exists) return found.write_log_probs(row);
-      return std::fill(row, row + vocab_size, std::numeric_limits<double>::quiet_NaN());
-    }
-    std::fill(row, row + vocab_size, -kInfinity);
-    row[argmax(request.logits, request.type, vocab_size)] = 0.0;
+  return native::guarded([&]() -> const char* {
+    if (const char* wrong = first_error(requests, count, vocab_size)) return wrong;
+    share<Distribution>(count, vocab_size, num_threads, [&](Distribution& found, size_t i) {
+      const Request& request = requests[i];
+      double* const row = target + i * vocab_size;
+      if (request.temperature > 0.0) {
+        const bool exists = found.compute(request.logits, request.type, request.temperature, request.truncation());
+        if (exists) return found.write_log_probs(row);
+        return std::fill(row, row + vocab_size, std::numeric_limits<double>::quiet_NaN());
+      }
+      std::fill(row, row + vocab_size, -kInfinity);
+      row[argmax(request.logits, request.type, vocab_size)] = 0.0;
+    });
+    return nullptr;
   });
-  return nullptr;
 }
 
-// Write, by each request's raw logits, the log-probability of its token and its num_top most probable tokens, the best
-// first and the lowest id first among equals. tokens, log_probs: (count). top_ids, top_log_probs: (count, num_top).
+// Write, by each request's raw logits, the log-probability of its token and its num_top most probable tokens, the largest
+// logit first and the lowest id first among equals: the log-probabilities of unequal logits may be rounded to the same
+// number, and the first token is to be the argmax. tokens, log_probs: (count). top_ids, top_log_probs: (count, num_top).
 const char* sampling_log_probs(const Request* requests, size_t count, size_t vocab_size, const int32_t* tokens,
                                double* log_probs, size_t num_top, int32_t* top_ids, double* top_log_probs) {
-  if (const char* wrong = first_error(requests, count, vocab_size)) return wrong;
-  if (num_top > vocab_size) return "more top tokens than the vocabulary has";
-  Distribution found(vocab_size);
-  std::vector<double> row(vocab_size);
-  std::vector<int32_t> order;
-  for (size_t i = 0; i < count; ++i) {
-    if (tokens[i] < 0 || size_t(tokens[i]) >= vocab_size) return "a token is outside the vocabulary";
-    if (found.compute(requests[i].logits, requests[i].type, 1.0, {1.0, 0.0, 1.0, 0}))
-      found.write_log_probs(row.data());
-    else
-      std::fill(row.begin(), row.end(), std::numeric_limits<double>::quiet_NaN());
-    log_probs[i] = row[size_t(tokens[i])];
-    if (num_top == 0) continue;
-    order.resize(vocab_size);
-    for (size_t id = 0; id < vocab_size; ++id) order[id] = int32_t(id);
-    std::partial_sort(order.begin(), order.begin() + long(num_top), order.end(), [&](int32_t a, int32_t b) {
-      return row[size_t(a)] > row[size_t(b)] || (row[size_t(a)] == row[size_t(b)] && a < b);
-    });
-    for (size_t k = 0; k < num_top; ++k) {
-      top_ids[i * num_top + k] = order[k];
-      top_log_probs[i * num_top + k] = row[size_t(order[k])];
+  return native::guarded([&]() -> const char* {
+    if (const char* wrong = first_error(requests, count, vocab_size)) return wrong;
+    if (num_top > vocab_size) return "more top tokens than the vocabulary has";
+    Distribution found(vocab_size);
+    std::vector<double> row(vocab_size);
+    for (size_t i = 0; i < count; ++i) {
+      if (tokens[i] < 0 || size_t(tokens[i]) >= vocab_size) return "a token is outside the vocabulary";
+      if (found.compute(requests[i].logits, requests[i].type, 1.0, {1.0, 0.0, 1.0, 0}))
+        found.write_log_probs(row.data());
+      else
+        std::fill(row.begin(), row.end(), std::numeric_limits<double>::quiet_NaN());
+      log_probs[i] = row[size_t(tokens[i])];
+      int32_t* const best = top_ids + i * num_top;
+      largest_ids(requests[i].logits, requests[i].type, vocab_size, num_top, best);
+      for (size_t k = 0; k < num_top; ++k) top_log_probs[i * num_top + k] = row[size_t(best[k])];
     }
-  }
-  return nullptr;
+    return nullptr;
+  });
 }
 
 // Write the num_top most probable tokens of every request's first row by its raw logits, (count, num_top).
 const char* sampling_top_ids(const Request* requests, size_t count, size_t vocab_size, size_t num_top, int32_t* ids) {
-  if (const char* wrong = first_error(requests, count, vocab_size)) return wrong;
-  if (num_top > vocab_size) return "more top tokens than the vocabulary has";
-  for (size_t i = 0; i < count; ++i)
-    largest_ids(requests[i].logits, requests[i].type, vocab_size, num_top, ids + i * num_top);
-  return nullptr;
+  return native::guarded([&]() -> const char* {
+    if (const char* wrong = first_error(requests, count, vocab_size)) return wrong;
+    if (num_top > vocab_size) return "more top tokens than the vocabulary has";
+    for (size_t i = 0; i < count; ++i)
+      largest_ids(requests[i].logits, requests[i].type, vocab_size, num_top, ids + i * num_top);
+    return nullptr;
+  });
 }
 
-// The index of argmax(log q + noise), where q is the weights divided by their sum. ids: ascending.
+// The index of argmax(log q + noise), where q is the weights divided by their sum; `count` if there is no memory for it.
+// ids: ascending.
 size_t sampling_draw(const int32_t* ids, const float* weights, size_t count, uint64_t seed, uint64_t position,
                      uint64_t stream, uint64_t epoch) {
-  std::vector<double> probs(weights, weights + count), scratch(count);
-  const double mass = total(probs.data(), count, scratch.data());
-  for (double& prob : probs) prob /= mass;
-  const Key key{seed, position, stream, epoch};
-  return race(key, probs.data(), ids, count, 1.0, [&](size_t i) { return log(probs[i]); });
+  return native::guarded_or(count, [&] {
+    std::vector<double> probs(weights, weights + count), scratch(count);
+    const double mass = total(probs.data(), count, scratch.data());
+    for (double& prob : probs) prob /= mass;
+    const Key key{seed, position, stream, epoch};
+    return race(key, probs.data(), ids, count, 1.0, [&](size_t i) { return log(probs[i]); });
+  });
 }
 
 // Write the noise g of every token of every row, (num_rows, width): stream TARGET, epoch 0. seeds, positions: (num_rows).

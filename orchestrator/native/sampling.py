@@ -18,7 +18,8 @@ from orchestrator.core.noise import Stream
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution, FloatArray, IdArray
-from orchestrator.native.build import NativeLibrary, Unbuilt
+from orchestrator.native.compiling import NativeLibrary, Unbuilt
+from orchestrator.native.failures import check
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ LIBRARY = NativeLibrary(
     "sampling",
     Path(__file__).resolve().parent,
     sources=("distribution.cpp", "rules.cpp", "sampling.cpp"),
-    headers=("elementary.h", "noise.h", "distribution.h", "rules.h"),
+    headers=("elementary.h", "noise.h", "distribution.h", "rules.h", "guarded.h"),
 )
 #: dtype of the logits → its `sampling::Type` and its size in bytes.
 TYPES = {"float32": (0, 4), "bfloat16": (1, 2), "float64": (2, 8)}
@@ -145,7 +146,7 @@ class Sampler:
             if step.q:
                 kept.append(_fill_q(request, step))
             first += size
-        _check(self._verify(requests, len(steps), vocab_size, num_threads))
+        check(self._verify(requests, len(steps), vocab_size, num_threads), "sampling")
         found, first = [], 0
         for number, (request, step, size) in enumerate(zip(requests, steps, sizes, strict=True)):
             tokens = target_tokens[first + number :][: size + 1] if step.wants_target_tokens else None
@@ -169,7 +170,7 @@ class Sampler:
         _fill_rows(requests, rows, vocab_size)
         for request, position in zip(requests, positions, strict=True):
             request.prefix_len = position
-        _check(self._verify(requests, len(requests), vocab_size, num_threads))
+        check(self._verify(requests, len(requests), vocab_size, num_threads), "sampling")
         return [request.next_token for request in requests]
 
     def log_p(self, rows: Rows, vocab_size: int, samplings: Sequence[Sampling], num_threads: int = 1) -> FloatArray:
@@ -177,7 +178,7 @@ class Sampler:
         requests = requests_of(samplings)
         _fill_rows(requests, rows, vocab_size)
         result = np.empty((len(requests), vocab_size))
-        _check(self._log_p(requests, len(requests), vocab_size, num_threads, result.ctypes.data))
+        check(self._log_p(requests, len(requests), vocab_size, num_threads, result.ctypes.data), "sampling")
         return result
 
     def log_probs(
@@ -194,7 +195,7 @@ class Sampler:
         log_probs = np.empty(len(ids))
         top_ids, top_log_probs = np.empty((len(ids), num_top), np.int32), np.empty((len(ids), num_top))
         outputs = log_probs.ctypes.data, num_top, top_ids.ctypes.data, top_log_probs.ctypes.data
-        _check(self._log_probs(requests, len(ids), vocab_size, ids.ctypes.data, *outputs))
+        check(self._log_probs(requests, len(ids), vocab_size, ids.ctypes.data, *outputs), "sampling")
         return log_probs, top_ids, top_log_probs
 
     def top_ids(self, rows: Rows, vocab_size: int, num_rows: int, num_top: int) -> IdArray:
@@ -202,13 +203,15 @@ class Sampler:
         requests = (Request * num_rows)()
         _fill_rows(requests, rows, vocab_size)
         ids = np.empty((num_rows, num_top), np.int32)
-        _check(self._top_ids(requests, num_rows, vocab_size, num_top, ids.ctypes.data))
+        check(self._top_ids(requests, num_rows, vocab_size, num_top, ids.ctypes.data), "sampling")
         return ids
 
     def draw(self, q: Distribution, seed: int, position: int, stream: Stream, epoch: int) -> int:
         """Return the token of argmax(log q + noise); ties go to the lowest id."""
         ids, weights = np.ascontiguousarray(q.ids, np.int32), np.ascontiguousarray(q.weights, np.float32)
         place = self._draw(ids.ctypes.data, weights.ctypes.data, len(ids), seed, position, int(stream), epoch)
+        if place == len(ids):
+            raise EngineError(f"native code has no memory to draw one of {place} tokens")
         return int(ids[place])
 
     def log(self, x: FloatArray) -> FloatArray:
@@ -268,8 +271,3 @@ def _fill_q(request: Request, step: Step) -> object:
     weights = np.concatenate([each.weights for each in step.q], dtype=np.float32)
     request.q_starts, request.q_ids, request.q_weights = (each.ctypes.data for each in (starts, ids, weights))
     return starts, ids, weights
-
-
-def _check(wrong: bytes | None) -> None:
-    if wrong:
-        raise EngineError(f"sampling refused its arguments: {wrong.decode()}")

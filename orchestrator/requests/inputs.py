@@ -230,10 +230,10 @@ def read(tensors: Mapping[str, npt.NDArray[Any]], parameters: str) -> RequestInp
     Over /generate, keys that are not tensors become parameters. A tensor overrides the parameter of the same name.
     Raises RequestError for an unknown name, a value that an input cannot have, or an unsupported option.
     """
-    if len(parameters) > MAX_PARAMETERS_BYTES:
+    if (num_bytes := len(parameters.encode(errors="surrogatepass"))) > MAX_PARAMETERS_BYTES:
         raise RequestError(
-            f"the request's parameters have {len(parameters)} characters of JSON, at most {MAX_PARAMETERS_BYTES} "
-            "allowed (request parameters; a long text belongs in a tensor)"
+            f"the request's parameters have {num_bytes} bytes of JSON, at most {MAX_PARAMETERS_BYTES} allowed "
+            "(request parameters; a long text belongs in a tensor)"
         )
     values = json_object(parameters or "{}", "request parameters", RequestError)
     values = {key: value for key, value in values.items() if key not in RESERVED and not key.startswith("triton_")}

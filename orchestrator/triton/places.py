@@ -9,7 +9,7 @@ import time
 from enum import Enum, auto
 from pathlib import Path
 
-from orchestrator.deployment.drain import MUTEX, PLACE_PREFIX
+from orchestrator.deployment.drain_state import MUTEX, PLACE_PREFIX
 
 #: How often a waiting process checks whether another process has freed a place.
 POLL_S = 0.05

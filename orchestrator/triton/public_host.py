@@ -14,10 +14,10 @@ from orchestrator.core.errors import ConfigError, RequestError, Unavailable
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.deployment.capabilities import capabilities_of
 from orchestrator.deployment.config import CALL_THREADS, PLACES_FOLDER, ServingConfig, load_config
-from orchestrator.deployment.drain import Drain
+from orchestrator.deployment.drain_state import Drain
 from orchestrator.deployment.engine_manifest import served_checkpoint
 from orchestrator.deployment.heartbeat import Heartbeat, ask_for_replacement
-from orchestrator.deployment.reload import Commit, ReloadListener
+from orchestrator.deployment.reload_requests import Commit, ReloadListener
 from orchestrator.generation.loop import SequenceState, StepByStep, Steps, StepsOfRun
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.drafter_clients import DraftAnswer

@@ -23,7 +23,7 @@ from orchestrator.sampling.grammar import Grammars
 from orchestrator.wire.context import Delta, delta_of
 from orchestrator.wire.drafter import DraftRequest
 from orchestrator.wire.target import StepRequest
-from runtime.engine.build import ModelCaller
+from runtime.engine.build_engines import ModelCaller
 from runtime.engine.calls import Request, submit_and_wait
 from runtime.engine.draft import DraftEngine
 from runtime.engine.paged import Model, PagedModel

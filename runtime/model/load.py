@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from orchestrator.core.errors import ConfigError, first_line
 from orchestrator.core.types import HiddenStates
-from orchestrator.native.build import Unbuilt
+from orchestrator.native.compiling import Unbuilt
 from runtime.model.causal_lm import CausalModel, adapt
 from runtime.model.check import check_against_stock, check_bits, products_in_bfloat16, stock_log_probs
 from runtime.native.families import unsupported

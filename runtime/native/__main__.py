@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from orchestrator.native.build import NativeLibrary, Unbuilt, compiler
+from orchestrator.native.compiling import NativeLibrary, Unbuilt, compiler
 from orchestrator.native.drafts import LIBRARY as DRAFTS
 from orchestrator.native.sampling import LIBRARY as SAMPLING
 from runtime.native.library import LIBRARY as FORWARD

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from orchestrator.core.errors import EngineError
+from orchestrator.native.failures import check
 from runtime.kv.cache import CacheShape, KVCache
 from runtime.native.library import load
 
@@ -34,8 +35,8 @@ class NativeCache(KVCache):
             raise EngineError("a slot to move is outside the cache")
         layers, _, heads, slots, size = self.kv.shape
         numbers = ctypes.c_int32 * count
-        self._library.native_move(
-            self.kv.data_ptr(), layers * heads, heads, slots, size, numbers(*sources), numbers(*destinations), count
-        )
+        sizes = layers * heads, heads, slots, size
+        wrong = self._library.native_move(self.kv.data_ptr(), *sizes, numbers(*sources), numbers(*destinations), count)
+        check(wrong, "moving slots")
         if self.features.shape[1]:
             self.features[list(destinations)] = self.features[list(sources)]

@@ -3,12 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-using native::Guess;
-using native::Model;
-using native::Pass;
-using native::Ranker;
-using native::SegmentPass;
-using native::SegmentRows;
+#include "../../orchestrator/native/guarded.h"
 
 namespace native {
 namespace {
@@ -62,41 +57,45 @@ struct NextRows {
   }
 };
 
+const char* draft_chains(Model& model, const SegmentPass& first, const Chains& chains) {
+  if (const char* wrong = SegmentRows::refusal(first)) return wrong;
+  if (const char* wrong = refusal(model, first, chains)) return wrong;
+  const Pass pass = model.segment_rows.fill(first);
+  if (const char* wrong = model.refusal(pass)) return wrong;
+  const Pool::Awake awake(*model.pool, pass.num_threads);
+  model.forward(pass);
+
+  const int vocab_size = model.shape.vocab_size;
+  Ranker ranker;
+  std::vector<double> scores(chains.num_chains, 0.0);
+  const auto draft = [&](int number, int place, const float* logits) {
+    const Chain& chain = chains.chains[number];
+    Guess best{0, 0.0, 0.0};  // stays token 0 if the logits are NaN
+    const int64_t position = int64_t(first.segments[chain.segment].last) + place;
+    ranker.rank(logits, vocab_size, nullptr, chain.ranking, position, 1, &best);
+    chains.tokens[size_t(number) * chains.max_length + place] = best.token;
+    scores[number] += best.score;
+    chains.lengths[number] = scores[number] < chain.min_score ? place + 1 : chain.length;
+  };
+  for (int i = 0; i < chains.num_chains; ++i)
+    draft(i, 0, first.logits + size_t(chains.chains[i].segment) * vocab_size);
+  for (int place = 1;; ++place) {
+    NextRows next(model, first, chains, place);
+    if (next.segments.empty()) return nullptr;
+    const SegmentPass segments = next.pass(first);
+    model.forward(model.segment_rows.fill(segments));
+    for (size_t row = 0; row < next.chains.size(); ++row)
+      draft(next.chains[row], place, next.logits.data() + row * vocab_size);
+  }
+}
+
 }  // namespace
 }  // namespace native
 
 extern "C" {
 
-const char* native_draft_chains(Model* model, const SegmentPass* first, const native::Chains* chains) {
-  if (const char* wrong = SegmentRows::refusal(*first)) return wrong;
-  if (const char* wrong = native::refusal(*model, *first, *chains)) return wrong;
-  const Pass pass = model->segment_rows.fill(*first);
-  if (const char* wrong = model->refusal(pass)) return wrong;
-  const native::Pool::Awake awake(*model->pool, pass.num_threads);
-  model->forward(pass);
-
-  const int vocab_size = model->shape.vocab_size;
-  Ranker ranker;
-  std::vector<double> scores(chains->num_chains, 0.0);
-  const auto draft = [&](int number, int place, const float* logits) {
-    const native::Chain& chain = chains->chains[number];
-    Guess best{0, 0.0, 0.0};  // stays token 0 if the logits are NaN
-    const int64_t position = int64_t(first->segments[chain.segment].last) + place;
-    ranker.rank(logits, vocab_size, nullptr, chain.ranking, position, 1, &best);
-    chains->tokens[size_t(number) * chains->max_length + place] = best.token;
-    scores[number] += best.score;
-    chains->lengths[number] = scores[number] < chain.min_score ? place + 1 : chain.length;
-  };
-  for (int i = 0; i < chains->num_chains; ++i)
-    draft(i, 0, first->logits + size_t(chains->chains[i].segment) * vocab_size);
-  for (int place = 1;; ++place) {
-    native::NextRows next(*model, *first, *chains, place);
-    if (next.segments.empty()) return nullptr;
-    const SegmentPass segments = next.pass(*first);
-    model->forward(model->segment_rows.fill(segments));
-    for (size_t row = 0; row < next.chains.size(); ++row)
-      draft(next.chains[row], place, next.logits.data() + row * vocab_size);
-  }
+const char* native_draft_chains(native::Model* model, const native::SegmentPass* first, const native::Chains* chains) {
+  return native::guarded([&] { return native::draft_chains(*model, *first, *chains); });
 }
 
 }  // extern "C"

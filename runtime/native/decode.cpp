@@ -5,10 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-using native::Model;
-using native::Pass;
-using native::SegmentPass;
-using native::SegmentRows;
+#include "../../orchestrator/native/guarded.h"
 
 namespace native {
 namespace {
@@ -70,7 +67,7 @@ class Steps {
     is_over_ = is_over_ || decoding_.num_made == decoding_.num_steps || *decoding_.interrupt ||
                us_between(began_, settled) >= decoding_.limit_us;
     if (const char* wrong = call_drafters()) return wrong;
-    fill_next(decoding_.num_nodes + size_t(step) * count_);
+    if (const char* wrong = fill_next(decoding_.num_nodes + size_t(step) * count_)) return wrong;
     int32_t* figures = decoding_.figures + 4 * step;
     figures[0] = us_between(began, computed);
     figures[1] = us_between(computed, settled);
@@ -181,28 +178,32 @@ class Steps {
     return std::clamp(each.max_tokens - num_tokens_[i] - 1, 0, each.max_depth);
   }
 
-  // Fill in the next pass and draft its trees; num_nodes: (num_segments), written.
-  void fill_next(int32_t* num_nodes) {
+  // Fill in the next pass and draft its trees; return what is wrong, or null. num_nodes: (num_segments), written.
+  const char* fill_next(int32_t* num_nodes) {
     ids_.clear(), parents_.clear();
     pass_.num_nodes = 0;
     for (int i = 0; i < count_; ++i) {
       ids_.push_back(committed_[i].back());
       segments_[i].num_nodes = num_nodes[i] = drafters_.has_use(i) ? take_draft(i) : propose(i);
+      if (num_nodes[i] < 0) return "a proposer has failed";
       pass_.num_nodes += segments_[i].num_nodes;
     }
     pass_.num_rows = pass_.num_logits = count_ + pass_.num_nodes;
     pass_.ids = ids_.data(), pass_.parents = parents_.data();
     paths_.resize(size_t(pass_.num_nodes));
+    return nullptr;
   }
 
-  // Write the proposer's next tree for a sequence. If the sequence is over, the proposer learns but drafts nothing.
+  // Write the proposer's next tree for a sequence, and return its number of nodes, -1 if the proposer fails. If the
+  // sequence is over, the proposer learns but drafts nothing.
   int propose(int i) {
     const Continuation& each = decoding_.continuations[i];
     if (!each.proposer) return 0;
     chances_.resize(size_t(each.max_nodes) + 1);
     const drafts::Tree tree{tokens_out_, parents_out_, names_out_, chances_.data()};
-    return add_tree(decoding_.next(each.proposer, committed_[i].data(), committed_[i].size(),
-                                   decoding_.is_over[i] ? 0 : each.max_nodes, max_depth(i), &each.costs, &tree));
+    const int size = decoding_.next(each.proposer, committed_[i].data(), committed_[i].size(),
+                                    decoding_.is_over[i] ? 0 : each.max_nodes, max_depth(i), &each.costs, &tree);
+    return size < 0 ? size : add_tree(size);
   }
 
   // Write the tree that a drafter has drafted for a sequence; all of its nodes have the same source.
@@ -241,24 +242,28 @@ class Steps {
   bool is_over_ = false;
 };
 
+const char* decode(Model& model, const SegmentPass& first, Decoding& decoding) {
+  decoding.num_made = 0;
+  if (const char* wrong = SegmentRows::refusal(first)) return wrong;
+  if (const char* wrong = refusal(model, first, decoding)) return wrong;
+  const int most_bits = bits_of(std::min(decoding.max_logits, kMaxPassRows));
+  const int32_t most_threads = std::max(*std::max_element(decoding.num_threads, decoding.num_threads + most_bits + 1),
+                                        *std::max_element(decoding.first_threads, decoding.first_threads + most_bits + 1));
+  Pool::Awake awake(*model.pool, most_threads);
+  Steps steps(model, first, decoding, awake);
+  if (const char* wrong = steps.refusal()) return wrong;
+  while (!steps.is_over())
+    if (const char* wrong = steps.make()) return wrong;
+  return nullptr;
+}
+
 }  // namespace
 }  // namespace native
 
 extern "C" {
 
-const char* native_decode(Model* model, const SegmentPass* first, native::Decoding* decoding) {
-  decoding->num_made = 0;
-  if (const char* wrong = SegmentRows::refusal(*first)) return wrong;
-  if (const char* wrong = native::refusal(*model, *first, *decoding)) return wrong;
-  const int most_bits = native::bits_of(std::min(decoding->max_logits, native::kMaxPassRows));
-  const int32_t most_threads = std::max(*std::max_element(decoding->num_threads, decoding->num_threads + most_bits + 1),
-                                        *std::max_element(decoding->first_threads, decoding->first_threads + most_bits + 1));
-  native::Pool::Awake awake(*model->pool, most_threads);
-  native::Steps steps(*model, *first, *decoding, awake);
-  if (const char* wrong = steps.refusal()) return wrong;
-  while (!steps.is_over())
-    if (const char* wrong = steps.make()) return wrong;
-  return nullptr;
+const char* native_decode(native::Model* model, const native::SegmentPass* first, native::Decoding* decoding) {
+  return native::guarded([&] { return native::decode(*model, *first, *decoding); });
 }
 
 }  // extern "C"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestrator.core.errors import EngineError
+from orchestrator.native.failures import check, made
 from runtime.heads.modules.eagle import Eagle3Head, EagleHead
 from runtime.heads.modules.layers import head_dim
 from runtime.heads.modules.medusa import MedusaHeads
@@ -40,7 +40,8 @@ def load_heads() -> ctypes.CDLL:
     library.native_eagle_set_ids.argtypes = [c_void_p, c_void_p, c_int]
     library.native_eagle_set_norms.argtypes = [c_void_p, c_int, c_int, c_int]
     library.native_head_draft.argtypes = [c_void_p, POINTER(DraftingFields)]
-    library.native_head_draft.restype = c_char_p
+    for name in ("head_add_linear", "head_set_vector", "eagle_set_ids", "head_draft"):
+        getattr(library, f"native_{name}").restype = c_char_p  # what is wrong
     return library
 
 
@@ -91,7 +92,7 @@ class HeadWeights:
         outputs = list({id(one[-1]): one[-1] for one in stacks}.values())  # one for each head, or one for all
         width = outputs[0].in_features
         sizes = width, head.vocab_size, len(blocks), len(blocks[0])
-        handle: int = self._library.native_medusa_new(*sizes, self._max_threads)
+        handle = made(self._library.native_medusa_new(*sizes, self._max_threads), "a head")
         self._add_linears(handle, [*(linear for one in blocks for linear in one), *outputs])
         return handle
 
@@ -99,9 +100,8 @@ class HeadWeights:
         embedding = head.get_buffer("embedding")
         layers: list[Any] = list(head.lm_head)
         exit_dim = layers[-1].in_features
-        handle: int = self._library.native_redrafter_new(
-            embedding.shape[1], len(embedding), exit_dim, head.rnn, self._max_threads
-        )
+        sizes = embedding.shape[1], len(embedding), exit_dim, head.rnn
+        handle = made(self._library.native_redrafter_new(*sizes, self._max_threads), "a head")
         if head.rnn:
             both = torch.cat([head.rnn_w.weight, head.rnn_u.weight], dim=1)
             self._add_linear(handle, both, head.rnn_u.bias)
@@ -120,9 +120,8 @@ class HeadWeights:
             head_dim(config) ** -0.5, rounds_inputs=self._rounds_inputs,
         )  # fmt: skip
         reads_token = not isinstance(head, EagleHead) or head.reads_token
-        handle: int = self._library.native_eagle_new(
-            ctypes.byref(shape), head.feature_width, len(embedding), fuses, reads_token, self._max_threads
-        )
+        sizes = head.feature_width, len(embedding), fuses, reads_token
+        handle = made(self._library.native_eagle_new(ctypes.byref(shape), *sizes, self._max_threads), "a head")
         self._add_linears(handle, [head.fc])
         self._set_vector(handle, "embedding", embedding)
         weights = Weights(self._library, ctypes.c_void_p(self._library.native_eagle_layer(handle)))
@@ -133,7 +132,7 @@ class HeadWeights:
             self._set_vector(handle, "input_norm", head.midlayer.input_layernorm.weight)
             self._set_vector(handle, "hidden_norm", head.midlayer.hidden_norm.weight)
             ids = head.ids.int().contiguous()
-            self._library.native_eagle_set_ids(handle, ids.data_ptr(), len(ids))
+            check(self._library.native_eagle_set_ids(handle, ids.data_ptr(), len(ids)), "copying the draft vocabulary")
             self._set_norms(handle, head)
         return handle
 
@@ -156,12 +155,13 @@ class HeadWeights:
     def _add_linear(self, handle: int, weight: Tensor, bias: Tensor | None) -> None:
         values, offsets = _floats(weight), None if bias is None else _floats(bias)
         pointer = None if offsets is None else offsets.data_ptr()
-        self._library.native_head_add_linear(handle, values.data_ptr(), pointer, *values.shape, self._rounds_inputs)
+        arguments = values.data_ptr(), pointer, *values.shape, self._rounds_inputs
+        check(self._library.native_head_add_linear(handle, *arguments), "copying a matrix")
 
     def _set_vector(self, handle: int, name: str, vector: Tensor) -> None:
         values = _floats(vector)
-        if self._library.native_head_set_vector(handle, name.encode(), values.data_ptr(), values.numel()):
-            raise EngineError(f"the native head has no vector {name!r}")
+        wrong = self._library.native_head_set_vector(handle, name.encode(), values.data_ptr(), values.numel())
+        check(wrong, f"copying the vector {name!r}")
 
 
 def _floats(tensor: Tensor) -> Tensor:

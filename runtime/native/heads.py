@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from orchestrator.core.errors import EngineError
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Distribution, DraftResponse
+from orchestrator.native.failures import check
 from runtime.kv.cache import KVCache
 from runtime.native.draft_calls import NativeDraft, arrays_of, calls_of
 from runtime.native.drafters import UNLIMITED, NativeDrafter
@@ -74,8 +74,7 @@ class NativeHead:
         began_s = time.perf_counter()
         wrong = self._library.native_head_draft(self._handle, ctypes.byref(fields))
         self.call_s = time.perf_counter() - began_s
-        if wrong:
-            raise EngineError(f"the native head refused its arguments: {wrong.decode()}")
+        check(wrong, "the head")
         if self.num_threads is None:
             self._choice.observe(num_rows, num_threads, self.call_s)
         return [_drafted(arrays, place, draft.draws) for place, draft in enumerate(drafts)]

@@ -4,13 +4,15 @@
 #include <map>
 #include <string>
 
+#include "../../orchestrator/native/guarded.h"
 #include "chains.h"
 #include "decode.h"
 #include "drafters.h"
 #include "heads.h"
 
-// Return the size of a structure in bytes, 0 for an unknown name.
-extern "C" size_t native_size_of(const char* name) {
+namespace {
+
+size_t size_of(const char* name) {
   static const std::map<std::string, size_t> sizes{
       {"Shape", sizeof(native::Shape)},           {"SegmentPass", sizeof(native::SegmentPass)},
       {"Ranking", sizeof(native::Ranking)},       {"DraftCall", sizeof(native::DraftCall)},
@@ -22,4 +24,11 @@ extern "C" size_t native_size_of(const char* name) {
   };
   const auto found = sizes.find(name);
   return found == sizes.end() ? 0 : found->second;
+}
+
+}  // namespace
+
+// Return the size of a structure in bytes, 0 for an unknown name.
+extern "C" size_t native_size_of(const char* name) {
+  return native::guarded_or<size_t>(0, [&] { return size_of(name); });
 }

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from orchestrator.native import sampling
-from orchestrator.native.build import NativeLibrary
+from orchestrator.native.compiling import NativeLibrary
 
 FOLDER = Path(__file__).resolve().parent
 LIBRARY = NativeLibrary(
@@ -65,13 +65,12 @@ def load() -> ctypes.CDLL:
     library.native_set_layer.argtypes = [c_void_p, c_int, c_int, c_int]
     library.native_move.argtypes = [c_void_p, *(4 * [c_int]), c_void_p, c_void_p, c_int]
     library.native_add_rotation.argtypes = [c_void_p, c_void_p, c_int, c_float]
+    for name in ("set_linear", "set_vector", "move", "add_rotation", "forward_segments", "draft_chains", "decode"):
+        getattr(library, f"native_{name}").restype = c_char_p  # what is wrong
     library.native_set_rotation.argtypes = [c_void_p, c_int, c_int]
     library.native_advise.argtypes, library.native_advise.restype = [c_void_p, c_size_t], None
     library.native_is_bfloat16.argtypes = [c_void_p]
     library.native_forward_segments.argtypes = [c_void_p, POINTER(PassArrays)]
-    library.native_forward_segments.restype = c_char_p
     library.native_draft_chains.argtypes = [c_void_p, POINTER(PassArrays), c_void_p]
-    library.native_draft_chains.restype = c_char_p
     library.native_decode.argtypes = [c_void_p, POINTER(PassArrays), c_void_p]
-    library.native_decode.restype = c_char_p
     return library

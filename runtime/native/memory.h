@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
+#include <memory>
 #include <mutex>
 #include <new>
 
@@ -70,11 +71,11 @@ class HugePages {
 
   static void renew(size_t needed) {
     const size_t size = std::max(kChunk, (needed + kHugePage - 1) / kHugePage * kHugePage);
-    auto* memory = static_cast<char*>(std::aligned_alloc(kHugePage, size));
-    if (!memory) throw std::bad_alloc();
-    advise_huge_pages(memory, size);
+    auto next = std::make_unique<Chunk>(Chunk{static_cast<char*>(std::aligned_alloc(kHugePage, size)), size, 0, 0});
+    if (!next->memory) throw std::bad_alloc();
+    advise_huge_pages(next->memory, size);
     if (current()) free_unless_used(current());
-    current() = new Chunk{memory, size, 0, 0};
+    current() = next.release();
   }
 
   static void free_unless_used(Chunk* chunk) {

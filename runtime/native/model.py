@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orchestrator.core.errors import EngineError
 from orchestrator.core.types import HiddenStates
+from orchestrator.native.failures import check, made
 from runtime.kv.batch import MAX_PASS_ROWS, Pass, Segment
 from runtime.kv.cache import CacheShape, KVCache
 from runtime.model.features import FeatureColumns
@@ -66,7 +66,7 @@ class NativeModel:
             shape.num_layers, shape.num_kv_heads, shape.head_dim, columns.num_states * config.hidden_size
         )
         self._library = load()
-        self._handle = ctypes.c_void_p(self._library.native_new(ctypes.byref(shape), self.max_threads))
+        self._handle = ctypes.c_void_p(made(self._library.native_new(ctypes.byref(shape), self.max_threads), "a model"))
         self._copy_weights(model, columns)
 
     def __del__(self) -> None:
@@ -172,8 +172,8 @@ class NativeModel:
             logits=logits.data_ptr(),
         )
         began_s = time.perf_counter()
-        if wrong := function(self._handle, ctypes.byref(request), *([ctypes.byref(more)] if more else [])):
-            raise EngineError(f"the native forward pass refused its arguments: {wrong.decode()}")
+        wrong = function(self._handle, ctypes.byref(request), *([ctypes.byref(more)] if more else []))
+        check(wrong, "the forward pass")
         if self.num_threads is None and not is_burst:
             self._choice.observe(num_rows, num_threads, time.perf_counter() - began_s)
         return logits
@@ -186,11 +186,9 @@ class NativeModel:
             for name, norm in norms_of(layer, family).items():
                 weights.set_vector(index, name, norm)
             self._library.native_set_layer(self._handle, index, window, columns.column_of_layer(index))
-        for rotation in rotations(model):
-            frequencies = rotation.frequencies
-            number = self._library.native_add_rotation(
-                self._handle, frequencies.data_ptr(), len(frequencies), rotation.scale
-            )
+        for number, rotation in enumerate(rotations(model)):
+            pointer, size = rotation.frequencies.data_ptr(), len(rotation.frequencies)
+            check(self._library.native_add_rotation(self._handle, pointer, size, rotation.scale), "a rotation")
             for index in rotation.layers:
                 self._library.native_set_rotation(self._handle, index, number)
         weights.set_vector(-1, "embedding", model.get_input_embeddings().weight)

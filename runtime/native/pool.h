@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -45,22 +46,24 @@ class Pool {
  public:
   explicit Pool(int size) {
     for (int index = 1; index < size; ++index) workers_.push_back(std::make_unique<Worker>());
-    for (int index = 1; index < size; ++index)
-      workers_[index - 1]->thread = std::thread([this, index] { serve(*workers_[index - 1], index); });
+    try {
+      for (int index = 1; index < size; ++index)
+        workers_[index - 1]->thread = std::thread([this, index] { serve(*workers_[index - 1], index); });
+    } catch (...) {  // the threads that have begun must end before their handles do
+      stop();
+      throw;
+    }
   }
 
-  ~Pool() {
-    is_closing_.store(true);
-    for (auto& worker : workers_) worker->call();
-    for (auto& worker : workers_) worker->thread.join();
-  }
+  ~Pool() { stop(); }
 
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
   int size() const { return int(workers_.size()) + 1; }
 
-  // Do a job with the calling thread and num_threads - 1 workers.
+  // Do a job with the calling thread and num_threads - 1 workers. If a piece throws, the job ends after its phase, and
+  // the exception is thrown on here.
   void run(int num_threads, Job& job) {
     if (num_threads <= 1) {
       for (int pieces; (pieces = job.begin());)
@@ -75,6 +78,7 @@ class Pool {
     state_.store(packed(generation_, 0, pieces, 0), std::memory_order_release);
     if (!is_awake_.load(std::memory_order_relaxed)) call(num_threads);
     help(0);
+    if (has_failed_.load(std::memory_order_relaxed)) rethrow();
   }
 
   // Call body(piece, thread) once for every piece below num_pieces.
@@ -136,6 +140,13 @@ class Pool {
     return uint64_t(generation) << 48 | uint64_t(phase) << 32 | uint64_t(pieces) << 16 | uint64_t(next);
   }
 
+  void stop() {
+    is_closing_.store(true);
+    for (auto& worker : workers_) worker->call();
+    for (auto& worker : workers_)
+      if (worker->thread.joinable()) worker->thread.join();
+  }
+
   void call(int num_threads) {
     for (int index = 1; index < num_threads; ++index) workers_[index - 1]->call();
   }
@@ -168,7 +179,7 @@ class Pool {
         state = state_.load(std::memory_order_acquire);
       } else if (state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel, std::memory_order_acquire)) {
         has_helped = true;
-        job_->work(next, thread);
+        attempt([&] { job_->work(next, thread); });
         if (num_done_.fetch_add(1, std::memory_order_acq_rel) + 1 == pieces) begin_next(state);
         state = state_.load(std::memory_order_acquire);
         spin = 0;
@@ -178,8 +189,24 @@ class Pool {
 
   void begin_next(uint64_t state) {
     num_done_.store(0, std::memory_order_relaxed);
-    const int pieces = job_->begin();
+    int pieces = 0;
+    if (!has_failed_.load(std::memory_order_relaxed)) attempt([&] { pieces = job_->begin(); });
     state_.store(packed(uint16_t(state >> 48), uint16_t((state >> 32) + 1), pieces, 0), std::memory_order_release);
+  }
+
+  // Keep the first exception of a job for the calling thread.
+  template <class Body>
+  void attempt(const Body& body) {
+    try {
+      body();
+    } catch (...) {
+      if (!has_failed_.exchange(true)) thrown_ = std::current_exception();
+    }
+  }
+
+  void rethrow() {
+    has_failed_.store(false);
+    std::rethrow_exception(std::exchange(thrown_, nullptr));
   }
 
   // Spin for about 50 µs; after that, yield, since the thread with the last piece may be waiting for this core.
@@ -189,7 +216,8 @@ class Pool {
   }
 
   std::vector<std::unique_ptr<Worker>> workers_;
-  std::atomic<bool> is_closing_{false}, is_awake_{false};
+  std::atomic<bool> is_closing_{false}, is_awake_{false}, has_failed_{false};
+  std::exception_ptr thrown_;
   uint16_t generation_ = 0;
   Job* job_ = nullptr;
   alignas(64) std::atomic<uint64_t> state_{0};

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from orchestrator.core.errors import EngineError
+from orchestrator.native.failures import check
 
 #: Outputs per block of packed weights (product.h, kBlock); gate and up alternate block by block.
 BLOCK = 32
@@ -24,14 +24,14 @@ class Weights:
     def set_linear(self, layer: int, name: str, weight: Tensor) -> None:
         """Copy a matrix (out, in)."""
         values = weight.detach().float().contiguous()
-        if self._library.native_set_linear(self._handle, layer, name.encode(), values.data_ptr(), *values.shape):
-            raise EngineError(f"the native library has no matrix {name!r}")
+        wrong = self._library.native_set_linear(self._handle, layer, name.encode(), values.data_ptr(), *values.shape)
+        check(wrong, f"copying the matrix {name!r}")
 
     def set_vector(self, layer: int, name: str, vector: Tensor) -> None:
         """Copy a vector, or a table row by row."""
         values = vector.detach().float().contiguous()
-        if self._library.native_set_vector(self._handle, layer, name.encode(), values.data_ptr(), values.numel()):
-            raise EngineError(f"the native library has no vector {name!r}")
+        wrong = self._library.native_set_vector(self._handle, layer, name.encode(), values.data_ptr(), values.numel())
+        check(wrong, f"copying the vector {name!r}")
 
     def set_decoder_layer(self, index: int, layer: Any) -> None:
         """Copy the matrices of a decoder layer (self_attn, mlp), its biases, and the norm before its MLP."""

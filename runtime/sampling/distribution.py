@@ -140,6 +140,14 @@ def top_log_probs(logits: Tensor, num_top: int) -> tuple[np.ndarray, np.ndarray]
 
     logits: (n, V). Returns ids (n, k) int32 and log-probabilities (n, k) float64; k = num_top, at most V.
     """
-    log_probs = log_softmax(logits.double())
-    order = log_probs.sort(dim=-1, descending=True, stable=True).indices[:, :num_top]
-    return order.int().cpu().numpy(), log_probs.gather(-1, order).cpu().numpy()
+    order = top_ids(logits, num_top)
+    return order.int().cpu().numpy(), log_softmax(logits.double()).gather(-1, order).cpu().numpy()
+
+
+def top_ids(logits: Tensor, num_top: int) -> Tensor:
+    """Return only the ids of `top_log_probs`, (n, k) int64.
+
+    The order is that of the logits: the log-probabilities of unequal logits may be rounded to the same number, and the
+    first token is to be the argmax.
+    """
+    return logits.sort(dim=-1, descending=True, stable=True).indices[:, :num_top]

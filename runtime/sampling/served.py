@@ -85,8 +85,7 @@ def top_ids(logits: Tensor, num_top: int) -> IdArray:
     """Return only the ids of `top_log_probs`, (n, k) int32, at a fraction of its cost."""
     num_top = min(num_top, logits.shape[-1])
     if (compiled := _compiled(logits)) is None:
-        order = logits.sort(dim=-1, descending=True, stable=True).indices
-        return order[:, :num_top].int().cpu().numpy()
+        return distribution.top_ids(logits, num_top).int().cpu().numpy()
     return compiled.top_ids(rows_of(logits), logits.shape[-1], len(logits), num_top)
 
 

@@ -27,6 +27,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tests.support.input_kinds import kind_of
 
 LIMIT_S = 60.0
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 #: Datatype of each kind of input, and the field of InferTensorContents that carries it.
 DATATYPES = {
@@ -362,9 +363,13 @@ def listed(value: Any) -> list[Any]:
 
 def metric(metrics_url: str, name: str, **labels: str) -> float:
     """Return the value of one series of the metrics port."""
-    text = fetch(metrics_url, urllib.parse.urlsplit(metrics_url).path).body
+    return series_in(fetch(metrics_url, urllib.parse.urlsplit(metrics_url).path).body, name, **labels)
+
+
+def series_in(text: str, name: str, **labels: str) -> float:
+    """Return the value of the first series of this name, among those of a metrics port, that has all these labels."""
     for line in text.splitlines():
         match = re.fullmatch(rf"{name}\{{(.*)\}} (\S+)", line)
-        if match and all(f'{key}="{value}"' in match[1] for key, value in labels.items()):
+        if match and labels.items() <= dict(_LABEL.findall(match[1])).items():
             return float(match[2])
     raise AssertionError(f"no series {name} {labels} in the metrics")

@@ -19,7 +19,7 @@ from orchestrator.proposers.registry import select_method
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
 from runtime.trtllm.client import TrtllmClient
-from runtime.trtllm.executor.build import build_target
+from runtime.trtllm.executor.build_executor import build_target
 from tests.support.tiny_models import VOCAB_SIZE
 
 PROMPT = [5, 9, 5, 9, 12, 7, 5, 9]

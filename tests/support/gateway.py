@@ -52,9 +52,9 @@ class RunningGateway:
         return httpx.post(self.url + path, json=body, timeout=60, **options)
 
     def metric(self, name: str) -> float:
-        """Return the sum of a series over its labels."""
-        lines = (line.rpartition(" ") for line in self.get("/metrics").text.splitlines() if line.startswith(name))
-        return sum(float(value) for _, _, value in lines)
+        """Return the value of a series, or the sum over the labels of those with this name."""
+        lines = (line.rpartition(" ") for line in self.get("/metrics").text.splitlines())
+        return sum(float(value) for series, _, value in lines if name in (series, series.partition("{")[0]))
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from orchestrator.core.context import Context
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import DraftResponse, HeadInput
-from orchestrator.native.build import Unbuilt
+from orchestrator.native.compiling import Unbuilt
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import EngineCall

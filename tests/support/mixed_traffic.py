@@ -81,7 +81,7 @@ class Traffic:
         return text, {**method, **stop, **(drawn if rng.random() < 0.5 else {}), **length}
 
     def _finish(self, client: Any, rng: random.Random) -> int:
-        """Let a request run to its end; an error fails the soak."""
+        """Let a request run to its end; an error fails the measurement."""
         text, inputs = self._inputs(rng)
         chunks = list(stream(client, text, limit_s=300, timeout_ms=300_000, **inputs))
         return sum(len(chunk.step_lengths) for chunk in chunks)

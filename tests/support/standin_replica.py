@@ -87,7 +87,7 @@ class StandInReplica(service_pb2_grpc.GRPCInferenceServiceServicer):
             try:
                 async for response in self._responses(inputs, fault, context):
                     yield response
-            except asyncio.CancelledError:
+            except (asyncio.CancelledError, GeneratorExit):  # the latter if it is cancelled while it sends a response
                 self.num_cancelled += 1
                 raise
 

@@ -71,7 +71,7 @@ CORRECTIONS = [
     ),
     Correction(
         "4 block reuse of the backend",
-        "runtime/trtllm/backend/build.py",
+        "runtime/trtllm/backend/build_backend.py",
         "not config.prefix_sharing and _shares_blocks(manifest)",
         "False",
         f"{_RUNTIME}test_backend.py::test_prefix_sharing_cannot_be_off_where_the_backend_s_own_parameter_is_on",

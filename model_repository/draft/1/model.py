@@ -4,7 +4,7 @@ from orchestrator.deployment.config import ServingConfig
 from orchestrator.triton.clients import caller_beside
 from orchestrator.triton.engine_host import EngineHost, EngineModel, drafter_host
 from orchestrator.wire.drafter import DraftRequest
-from runtime.engine.build import build_draft
+from runtime.engine.build_engines import build_draft
 
 
 class TritonPythonModel(EngineModel):

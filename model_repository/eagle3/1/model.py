@@ -3,7 +3,7 @@
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.triton.engine_host import EngineHost, EngineModel, drafter_host
 from orchestrator.wire.drafter import DraftRequest
-from runtime.heads.build import build_head
+from runtime.heads.build_heads import build_head
 
 
 class TritonPythonModel(EngineModel):

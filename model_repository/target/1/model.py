@@ -5,12 +5,12 @@ from functools import partial
 
 from orchestrator.core.tree import MAX_NODES
 from orchestrator.deployment.config import ServingConfig
-from orchestrator.deployment.reload import Commit, Phase, ReloadListener
+from orchestrator.deployment.reload_requests import Commit, Phase, ReloadListener
 from orchestrator.proposers.sources import RunProposers
 from orchestrator.triton.clients import caller_beside
 from orchestrator.triton.engine_host import EngineHost, EngineModel
 from orchestrator.wire.target import StepRequest, TakeSteps, pack_answer, unpack_call
-from runtime.engine.build import build_target
+from runtime.engine.build_engines import build_target
 from runtime.engine.runs import Runs
 from runtime.local_drafters import load_drafters, reloaded
 

@@ -37,22 +37,23 @@ def rank(
     logits: (n, V) float. positions: n, the position of each drafted token. samplings: n, those of the rows' requests.
     ids: (V,) int64, the token of each column; None means 0 … V − 1. sharpness: n, the divisor of a row's scores where
     the target takes an argmax (docs/methods/eagle.md, Confidence); empty: 1 for all.
+    Of equal scores that of the first column comes first.
     Invariant: a score is log q, with q over the row's CANDIDATES most probable tokens. Where the target takes an argmax
     (at temperature 0, and under `coupled`, where the target's own noise is added), scores are sharpened and normalised
     again, so that if q = p the first token is the one that the target will choose. Tokens outside the support of q
     score −inf.
     """
-    best = logits.topk(min(max(k, CANDIDATES), logits.shape[-1]), dim=-1, sorted=False)
-    tokens = best.indices if ids is None else ids[best.indices]
-    scores = _log_q(best.values.double(), samplings)
+    columns = logits.topk(min(max(k, CANDIDATES), logits.shape[-1]), dim=-1, sorted=False).indices.sort().values
+    tokens = columns if ids is None else ids[columns]
+    scores = _log_q(logits.gather(-1, columns).double(), samplings)
     if noisy := [row for row, s in enumerate(samplings) if not s.greedy and s.rule is Rule.COUPLED]:
         seeds = [samplings[row].seed for row in noisy]
         scores[noisy] += target_noise(seeds, [positions[row] for row in noisy], tokens[noisy])
     if argmax := [row for row, s in enumerate(samplings) if s.greedy or s.rule is Rule.COUPLED]:
         divisors = scores.new_tensor([sharpness[row] if sharpness else 1.0 for row in argmax])
         scores[argmax] = (scores[argmax] / divisors[:, None]).log_softmax(dim=-1)
-    top = scores.topk(min(k, scores.shape[-1]), dim=-1)
-    return Ranked(tokens.gather(-1, top.indices), top.values)
+    top = scores.sort(dim=-1, descending=True, stable=True)
+    return Ranked(tokens.gather(-1, top.indices[:, :k]), top.values[:, :k])
 
 
 def _log_q(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:

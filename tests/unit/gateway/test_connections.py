@@ -83,7 +83,6 @@ def test_a_reader_that_stops_reading_loses_its_request(replica: StandInReplica, 
             connection.sendall(f"{HEAD}Content-Length: {len(body)}\r\n\r\n{body}".encode())
             until(lambda: one.num_running == 8, "the request", LIMIT_S)
             until(lambda: one.num_running == 0, "its end", LIMIT_S)
-            # The stand-in counts only the streams that are cancelled between two responses, not while it sends one.
             until(lambda: replica.num_cancelled > before, "the end of its streams", LIMIT_S)
             until(lambda: gateway.metric("spec_gateway_requests_running") == 0, "the end of the response", LIMIT_S)
     finally:

@@ -80,6 +80,26 @@ def test_a_file_of_keys_may_hold_any_bytes(tmp_path: Path) -> None:
     assert _keys(Settings(api_keys="a, b", api_keys_file=str(tmp_path / "keys"))) == {b"a", b"b", b"first", b"\xff\xfe"}
 
 
+@pytest.mark.parametrize("keys", ["", " ", ",", "\n"])
+@pytest.mark.parametrize("name", ["api_keys", "api_keys_file"])
+def test_a_setting_for_keys_that_has_none_does_not_open_the_gateway(name: str, keys: str, tmp_path: Path) -> None:
+    """As a Secret or a variable of the shell that is empty by mistake would."""
+    text = keys
+    if name == "api_keys_file" and keys:
+        (tmp_path / "keys").write_text(keys.replace(",", "\n"))
+        text = str(tmp_path / "keys")
+    where = f"--{name.replace('_', '-')} or GATEWAY_{name.upper()}"
+    for found in (read_settings({}, {f"GATEWAY_{name.upper()}": text}), read_settings({name: text}, {})):
+        with pytest.raises(SettingsError, match=re.escape(where)) as error:
+            _keys(found)
+        assert f"{name} contains no API key, got {text!r}: at least one is needed" in str(error.value)
+
+
+def test_only_without_settings_for_keys_the_gateway_is_open() -> None:
+    assert _keys(read_settings({}, {"GATEWAY_PORT": "", "GATEWAY_API_KEYS": "a,"})) == {b"a"}
+    assert _keys(read_settings({}, {})) == frozenset()
+
+
 def test_a_restarted_server_gets_the_ports_of_the_first() -> None:
     line = "ready in 12.3 s: http://127.0.0.1:18700, gRPC 127.0.0.1:18701, metrics http://127.0.0.1:18702/metrics, "
     line += "health http://127.0.0.1:18703; models target"

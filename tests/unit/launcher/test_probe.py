@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from launcher import probe
 from launcher.probe import Probe
 from orchestrator.deployment.config import ServingConfig
+from tests.support.hanging import WAIT_S
 
 
 class Port:
@@ -21,11 +22,14 @@ class Port:
     def __init__(self) -> None:
         self.status, self.body = 200, {"text_output": "b"}
         self.passes, self.more, self.num_asked = 7, 0, 0
+        self.answers = threading.Event()
+        self.answers.set()
         port = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 port.num_asked += 1
+                port.answers.wait(WAIT_S)
                 self._answer(port.status, json.dumps(port.body))
 
             def do_GET(self) -> None:
@@ -48,6 +52,7 @@ class Port:
 def port() -> Iterator[Port]:
     made = Port()
     yield made
+    made.answers.set()
     made.http.shutdown()
     made.http.server_close()
 
@@ -70,7 +75,14 @@ def test_a_full_or_draining_server_is_well(port: Port, message: str) -> None:
 
 def test_an_error_says_why(port: Port) -> None:
     port.status, port.body = 400, {"error": "Stub process 'speculative' is not healthy."}
-    assert "Stub process 'speculative' is not healthy" in (Probe(port.url, port.url).why_no_token() or "")
+    said = Probe(port.url, port.url).why_no_token()
+    assert said == """no token came: {"error": "Stub process 'speculative' is not healthy."}"""
+
+
+def test_only_a_server_that_is_silent_is_said_to_be_late(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "LIMIT_S", -0.9)
+    port.answers.clear()
+    assert Probe(port.url, port.url).why_no_token() == "no token came: the server did not answer within 0.1 s"
 
 
 def test_a_busy_server_whose_target_makes_passes_is_well(port: Port) -> None:

@@ -1,4 +1,4 @@
-"""The soak (tests/chaos.py): its reloads, between the faults and of what can change; which ends of Triton are planned."""
+"""tests/soak_under_faults.py: its reloads, of what a running server can change; which ends of Triton are planned."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from launcher.reloading import changed_keys, stamps_of
+from launcher.reloader import changed_keys, stamps_of
 from launcher.wear import WORN_DEATHS
 from orchestrator.deployment.config import load_config
-from tests import chaos
-from tests.chaos import KINDS, RELOAD, SIGNALS, Chaos, End, Fault, note, script, write_settings
+from tests import soak_under_faults
+from tests.soak_under_faults import KINDS, RELOAD, SIGNALS, Chaos, End, Fault, note, script, write_settings
 from tests.support.hanging import until
 
 pytestmark = pytest.mark.unit
@@ -31,7 +31,7 @@ def test_each_fault_is_followed_by_a_reload_of_the_other_replica() -> None:
 
 
 def test_a_running_server_can_change_what_the_reloads_change(tmp_path: Path) -> None:
-    for name in ("target", "draft", "draft2", *chaos.HEADS):
+    for name in ("target", "draft", "draft2", *soak_under_faults.HEADS):
         (tmp_path / name).mkdir()
     configs = []
     for number in range(3):
@@ -66,7 +66,7 @@ def test_a_reload_that_is_not_taken_over_is_a_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: list[tuple[int, str]], num_wrong: int
 ) -> None:
     launcher = Launcher(*answers)
-    monkeypatch.setattr(chaos, "LauncherClient", lambda host, port: launcher)
+    monkeypatch.setattr(soak_under_faults, "LauncherClient", lambda host, port: launcher)
     monkeypatch.setattr(Chaos, "is_well", lambda self, server: True)
     server: Any = SimpleNamespace(
         config_path=tmp_path / "serving.toml", host="127.0.0.1", ports=SimpleNamespace(health=1)
@@ -74,12 +74,12 @@ def test_a_reload_that_is_not_taken_over_is_a_fault(
     run = Chaos([server], [])
     for number in range(len(answers)):
         run.reload(0)
-        assert chaos.SETTINGS[(number + 1) % 2] in server.config_path.read_text()
+        assert soak_under_faults.SETTINGS[(number + 1) % 2] in server.config_path.read_text()
     assert len(run.wrong) == num_wrong and len(run.reloads) == len(answers)
 
 
 def test_a_reload_that_meets_the_end_of_triton_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chaos, "LauncherClient", lambda host, port: Launcher(REFUSED))
+    monkeypatch.setattr(soak_under_faults, "LauncherClient", lambda host, port: Launcher(REFUSED))
     monkeypatch.setattr(Chaos, "is_well", lambda self, server: True)
     server: Any = SimpleNamespace(
         config_path=tmp_path / "serving.toml", host="127.0.0.1", ports=SimpleNamespace(health=1)

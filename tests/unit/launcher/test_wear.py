@@ -11,7 +11,7 @@ import pytest
 from launcher import wear as module
 from launcher.triton_process import StartError
 from launcher.wear import IDLE_LOOKS, MOST_DEATHS, WORN_DEATHS, Wear
-from orchestrator.deployment.drain import Drain
+from orchestrator.deployment.drain_state import Drain
 from orchestrator.triton.places import SharedPlaces, Taking
 from tests.support.hanging import until
 

@@ -236,6 +236,14 @@ def test_log_probabilities_have_the_reference_s_bits(implementation: str, num_to
     assert bits(values) == bits(np.take_along_axis(truth, order, axis=-1))
 
 
+def test_top_tokens_are_ordered_by_logits_where_their_log_probabilities_are_equal(implementation: str) -> None:
+    """So that the first one is the argmax, and both functions agree."""
+    logits = torch.tensor([[0.0, 1e-20, 1e-20, -5.0], [3.0, 1e-20, 0.0, 1e-20]])
+    ids, values = served.top_log_probs(logits, 4)
+    assert ids.tolist() == served.top_ids(logits, 4).tolist() == [[1, 2, 0, 3], [0, 1, 3, 2]]
+    assert values[0, 0] == values[0, 2] and values[1, 1] == values[1, 3]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("num_top", [1, 2, 8, 40, 50])
 def test_top_ids_are_those_of_a_stable_sort(implementation: str, dtype: torch.dtype, num_top: int) -> None:

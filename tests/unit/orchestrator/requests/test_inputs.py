@@ -363,8 +363,11 @@ def test_read_a_long_tensor_is_refused_before_its_values_become_objects() -> Non
 
 
 def test_read_parameters_have_limits() -> None:
-    with pytest.raises(RequestError, match=f"at most {MAX_PARAMETERS_BYTES} allowed"):
-        read({}, json.dumps({"text_input": "a" * MAX_PARAMETERS_BYTES}))
+    for letter, most in (("a", MAX_PARAMETERS_BYTES), ("é", MAX_PARAMETERS_BYTES // 2)):
+        text = json.dumps({"text_input": letter * most}, ensure_ascii=False)
+        num_bytes = len(text.encode())
+        with pytest.raises(RequestError, match=f"{num_bytes} bytes of JSON, at most {MAX_PARAMETERS_BYTES} allowed"):
+            read({}, text)
     for text in ('{"x": ' + "[" * 5000 + "]" * 5000 + "}", '{"x": ' + "[" * 150 + "]" * 150 + "}"):
         with pytest.raises(RequestError, match=r"request parameters is (not JSON|nested more than 100 levels)"):
             read({}, text)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from orchestrator.core.noise import Stream
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.native.build import Unbuilt
+from orchestrator.native.compiling import Unbuilt
 from runtime.sampling import accept, noise, served
 from runtime.sampling.accept import AcceptInput
 from runtime.sampling.noise import gumbel, uniform

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.stock_model import StockModel
-from orchestrator.native.build import Unbuilt
+from orchestrator.native.compiling import Unbuilt
 from runtime.native import library
 from tests.support.tiny_models import make_tiny_target
 

@@ -17,7 +17,7 @@ from orchestrator.core.proposal import CompiledDrafts, Proposer, Step
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.types import HiddenStates, StepOptions
 from orchestrator.generation.text import FinishReason, StopRule
-from orchestrator.native.build import Unbuilt
+from orchestrator.native.compiling import Unbuilt
 from orchestrator.proposers.drafter_clients import LocalDrafterClient
 from orchestrator.proposers.registry import select_method
 from orchestrator.wire.context import delta_of

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from orchestrator.core.errors import ConfigError
 from orchestrator.deployment.config import ServingConfig
-from runtime.heads.build import build_head
+from runtime.heads.build_heads import build_head
 from runtime.heads.checkpoint.target_tables import fingerprint, read_tables
 from tests.support.heads import load, make_head, make_target
 from tests.support.tiny_models import VOCAB_SIZE

@@ -15,7 +15,7 @@ from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.static_trees import tree_of_choices
 from orchestrator.core.tree import TokenTree
 from orchestrator.deployment.config import ServingConfig
-from runtime.heads import build
+from runtime.heads import build_heads
 from runtime.heads.engines.base import HeadEngine
 from runtime.heads.engines.eagle import EagleEngine
 from runtime.heads.engines.medusa import MedusaEngine
@@ -191,6 +191,13 @@ def test_of_equal_tokens_the_lowest_come_first() -> None:
     assert answer.tree.tokens.tolist() == [700, 1200, 1900, 0, 1]
 
 
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, rule=Rule.REJECTION)], ids=["greedy", "rejection"])
+def test_of_equal_tokens_the_lowest_come_first_in_the_torch_engine_too(sampling: Sampling) -> None:
+    logits = torch.zeros(1, 250)
+    logits[0, [190, 120, 70]] = 1.0
+    assert rank(logits, [2], [sampling], 5).ids.tolist() == [[70, 120, 190, 0, 1]]
+
+
 def test_a_draft_without_time_has_one_level(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.heads.engines.drafts.TimeBudget.limit_s", lambda budget, call: 0.0)
     answers = pair.draft_together(pair.requests())
@@ -242,7 +249,7 @@ def test_what_native_code_lacks_is_left_to_torch(
     folder = make_head("eagle", tmp_path)
     assert unsupported_head(load("eagle", folder, target, torch.float64)) == "torch.float64 on cpu"
     config = ServingConfig(target=str(target), eagle=str(folder), kernels="native", dtype="float32", kv_memory_mb=16)
-    _, engine = build.load_engine("eagle", config)
+    _, engine = build_heads.load_engine("eagle", config)
     assert engine.native is None
     assert "heads of 8 numbers" in caplog.text
 
@@ -250,5 +257,5 @@ def test_what_native_code_lacks_is_left_to_torch(
 def test_a_deployment_with_native_kernels_drafts_in_native_code(target: Path, tmp_path: Path) -> None:
     folder = make_head("medusa", tmp_path)
     config = ServingConfig(target=str(target), medusa=str(folder), kernels="native", dtype="float32", kv_memory_mb=16)
-    _, engine = build.load_engine("medusa", config)
+    _, engine = build_heads.load_engine("medusa", config)
     assert isinstance(engine.native, NativeHead)

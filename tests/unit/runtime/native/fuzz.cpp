@@ -15,10 +15,10 @@
 extern "C" {
 native::Model* native_new(const native::Shape*, int);
 void native_delete(native::Model*);
-int native_set_linear(native::Model*, int, const char*, const float*, int, int);
-int native_set_vector(native::Model*, int, const char*, const float*, int);
+const char* native_set_linear(native::Model*, int, const char*, const float*, int, int);
+const char* native_set_vector(native::Model*, int, const char*, const float*, int);
 void native_set_layer(native::Model*, int, int, int);
-int native_add_rotation(native::Model*, const float*, int, float);
+const char* native_add_rotation(native::Model*, const float*, int, float);
 const char* native_forward(native::Model*, const native::Pass*);
 const char* native_forward_segments(native::Model*, const native::SegmentPass*);
 }

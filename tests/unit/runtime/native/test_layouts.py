@@ -7,7 +7,7 @@ import ctypes
 import pytest
 
 from orchestrator.native import drafts, sampling
-from orchestrator.native.build import Unbuilt
+from orchestrator.native.compiling import Unbuilt
 from runtime.native import chains, decoding, drafters, head_fields, library, ranking
 
 STRUCTURES: dict[str, type[ctypes.Structure]] = {

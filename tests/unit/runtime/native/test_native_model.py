@@ -18,8 +18,8 @@ from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import HiddenStates
-from orchestrator.native import build
-from orchestrator.native.build import Unbuilt
+from orchestrator.native import compiling
+from orchestrator.native.compiling import Unbuilt
 from orchestrator.wire.context import delta_of
 from runtime.engine.paged import PagedModel
 from runtime.kv.batch import Segment
@@ -250,7 +250,7 @@ def test_rows_that_move_to_other_slots_are_the_rows_that_were_there(paged: Paged
 def test_a_library_that_cannot_be_built_leaves_the_model_to_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(build, "FLAGS", ("--no-such-flag",))
+    monkeypatch.setattr(compiling, "FLAGS", ("--no-such-flag",))
     library.load.cache_clear()
     try:
         loaded = load_model(str(write_checkpoint(tmp_path, "llama", **SIZES)), "cpu", "float32", kernels="native")

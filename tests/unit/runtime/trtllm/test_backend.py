@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -24,12 +24,13 @@ from orchestrator.deployment.config import BACKEND_MODELS, ServingConfig
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest
 from orchestrator.wire.target import StepRequest
-from runtime.engine.build import build_draft, build_target
+from runtime.engine.build_engines import build_draft, build_target
 from runtime.trtllm.backend.adapters import DraftAdapter, EngineSideAdapter, StepAdapter
 from runtime.trtllm.backend.tensors import ACCEPTED, DRAFTED, OUTPUTS, Backend, draft_tensors, stop_tensors
 from runtime.trtllm.backend.transport import BackendTransport, ModelInput
 from runtime.trtllm.client import TrtllmClient
 from tests.standin.engine_folder import BUILD_MODES, make_engine
+from tests.support.clients import until
 from tests.support.engines import ask, submit
 from tests.support.tiny_models import make_tiny_target
 from tests.unit.runtime.trtllm.test_backend_tensors import DTYPES, INPUTS
@@ -109,13 +110,6 @@ def step(ids: list[int], drafts: Any = (), sequence_id: int = 1, start: int = 0,
     return StepRequest(delta, tree, Sampling(rule=Rule.ENGINE), StepOptions(), 60_000)
 
 
-def until(holds: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < end_s, "it never came to hold"
-        time.sleep(0.005)
-
-
 def test_a_call_that_no_thread_can_make_is_answered_at_once(model: FakeModel) -> None:
     transport = BackendTransport(model, 1, "test")
     transport.shut_down()
@@ -191,7 +185,7 @@ def test_deadline_answers_and_stops_by_the_call_s_id(client: Any, model: FakeMod
     client.submit(step(PROMPT), time.monotonic() + 0.1, answers.put)
     answer = answers.get(timeout=LIMIT_S)
     assert type(answer) is Unavailable and "the deadline passed" in str(answer)
-    until(lambda: len(model.calls) == 2)
+    until(lambda: len(model.calls) == 2, "the second call")
     assert model.calls[1]["stop"] == [[True]] and model.ids[0] == model.ids[1]
     model.go.set()
     assert ask(client, step(PROMPT)).next_token == said(4) and model.ids[2] != model.ids[0]
@@ -204,9 +198,9 @@ def test_release_answers_and_stops_the_call_under_way(client: Any, model: FakeMo
     assert model.began.acquire(timeout=LIMIT_S)
     client.release(4)
     assert str(answers.get(timeout=LIMIT_S)) == "the sequence was released"
-    until(lambda: any("stop" in call for call in model.calls))
+    until(lambda: any("stop" in call for call in model.calls), "the stop")
     model.go.set()
-    until(lambda: client.status().num_sequences == 0)
+    until(lambda: client.status().num_sequences == 0, "the end of the sequence")
     assert ask(client, step(PROMPT, sequence_id=4)).next_token == said(4) and answers.empty()
 
 

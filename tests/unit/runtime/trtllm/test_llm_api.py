@@ -30,9 +30,10 @@ from orchestrator.proposers.none import NoProposer
 from orchestrator.proposers.registry import select_method
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
-from runtime.engine.build import build_target
+from runtime.engine.build_engines import build_target
 from runtime.trtllm.llm_api import transport
 from tests.standin import importable
+from tests.support.clients import until
 from tests.support.decode import decode
 from tests.support.engines import EngineTarget, ask, make_paged, start_target, submit
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
@@ -159,19 +160,11 @@ def test_eight_at_once_are_streamed_together(checkpoint: Path, tmp_path: Path) -
         threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
         for thread in threads:
             thread.start()
-        until(lambda: standin(client).most_at_once >= 8)
+        until(lambda: standin(client).most_at_once >= 8, "eight requests at once")
         standin(client).gate.set()
         for thread in threads:
             thread.join(LIMIT_S)
     assert [texts[number] for number in range(8)] == expected
-
-
-def until(holds: Any) -> None:
-    """Wait until something holds."""
-    end_s = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < end_s, "it never came to hold"
-        time.sleep(0.01)
 
 
 # What a generation is told
@@ -230,7 +223,7 @@ def test_release_aborts_the_generation(checkpoint: Path, tmp_path: Path) -> None
         standin(client).gate.clear()
         aborted = len(standin(client).aborted)
         client.release(4)
-        until(lambda: len(standin(client).aborted) > aborted)
+        until(lambda: len(standin(client).aborted) > aborted, "the end of the generation")
         assert client.status().num_sequences == 0
 
 
@@ -241,7 +234,7 @@ def test_deadline_ends_the_generation_and_answers(checkpoint: Path, tmp_path: Pa
         client.submit(step(PROMPT, INSIDE), time.monotonic() + 0.1, answers.put)
         answer = answers.get(timeout=LIMIT_S)
         assert isinstance(answer, Unavailable) and "deadline" in str(answer)
-        until(lambda: standin(client).aborted)
+        until(lambda: standin(client).aborted, "the end of the generation")
         standin(client).gate.set()
         assert ask(client, step(PROMPT)).next_token >= 0
 

@@ -24,7 +24,7 @@ from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest
 from runtime.sampling import distribution
 from runtime.trtllm.executor.adapters import draft_logits
-from runtime.trtllm.executor.build import build_draft, build_target
+from runtime.trtllm.executor.build_executor import build_draft, build_target
 from tests.standin.engine_folder import SPEC, make_engine, tree_of
 from tests.support.clients import until
 from tests.support.decode import decode

@@ -18,7 +18,7 @@ from orchestrator.deployment.engine_manifest import CHECKPOINT, read_manifest, s
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest
 from runtime.trtllm.executor import library
-from runtime.trtllm.executor.build import build_draft, build_target
+from runtime.trtllm.executor.build_executor import build_draft, build_target
 from tests.standin.engine_folder import IMAGE, make_engine, tree_of
 from tests.support.engines import ask
 from tests.support.executor import GREEDY, PROMPT, config_of, request, sampled, serving, standin

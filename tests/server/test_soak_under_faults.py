@@ -1,13 +1,13 @@
 """The soak under faults at CI size: one process of each kind is lost while requests of all kinds come in.
 
-The full size: `python -m tests.chaos` (make soak).
+The full size: `python -m tests.soak_under_faults` (make soak).
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.chaos import KINDS, RELOAD, End, Result, deployment, run
+from tests.soak_under_faults import KINDS, RELOAD, End, Result, deployment, run
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.native import build
-from orchestrator.native.build import NativeLibrary, Unbuilt, compiler
+from orchestrator.native import compiling
+from orchestrator.native.compiling import NativeLibrary, Unbuilt, compiler
 
 SOURCE = '#include "answer.h"\nextern "C" int answer() { return ANSWER; }\n'
 
@@ -50,9 +50,9 @@ def test_other_flags_and_processors_have_files_of_their_own(
     library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {library.file}
-    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))
+    monkeypatch.setattr(compiling, "FLAGS", (*compiling.FLAGS, "-g"))
     files.add(library.file)
-    monkeypatch.setattr(build, "_processor", lambda: "another")
+    monkeypatch.setattr(compiling, "_processor", lambda: "another")
     files.add(library.file)
     assert len(files) == 3
 
@@ -63,7 +63,7 @@ def test_processes_that_start_together_compile_once(library: NativeLibrary, tmp_
     slow.write_text(f'#!/bin/sh\necho run >> {log}\nsleep 0.5\nexec {real} "$@"\n')
     slow.chmod(0o755)
     code = (
-        "import sys; from pathlib import Path; from orchestrator.native.build import NativeLibrary\n"
+        "import sys; from pathlib import Path; from orchestrator.native.compiling import NativeLibrary\n"
         f"library = NativeLibrary('answer', Path({str(tmp_path)!r}), ('answer.cpp',), ('answer.h',))\n"
         "sys.exit(0 if library.load().answer() == 42 else 1)"
     )
@@ -92,39 +92,39 @@ def test_a_missing_source_is_a_reason(library: NativeLibrary) -> None:
 
 
 def test_no_compiler_is_a_reason(library: NativeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build.shutil, "which", lambda name: None)
-    monkeypatch.setattr(build.sys, "executable", "/bin/false")
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: None)
+    monkeypatch.setattr(compiling.sys, "executable", "/bin/false")
     with pytest.raises(Unbuilt, match="no C\\+\\+ compiler"):
         library.build()
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, *instruction_sets: str) -> None:
-    monkeypatch.setattr(build, "_processor", lambda: f"x86_64 flags : {' '.join(instruction_sets)}")
+    monkeypatch.setattr(compiling, "_processor", lambda: f"x86_64 flags : {' '.join(instruction_sets)}")
 
 
 def test_an_image_has_a_library_for_each_level_and_a_processor_takes_the_best_that_it_runs(
     library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = {}
-    for level in build.LEVELS:
-        monkeypatch.setenv(build.LEVELS_VARIABLE, level)
+    for level in compiling.LEVELS:
+        monkeypatch.setenv(compiling.LEVELS_VARIABLE, level)
         built[level] = library.file
         built[level].parent.mkdir(exist_ok=True)
         built[level].touch()
-    monkeypatch.setenv(build.LEVELS_VARIABLE, ",".join(build.LEVELS))
-    for level, instruction_sets in build.LEVELS.items():
+    monkeypatch.setenv(compiling.LEVELS_VARIABLE, ",".join(compiling.LEVELS))
+    for level, instruction_sets in compiling.LEVELS.items():
         pretend(monkeypatch, *instruction_sets, "sse2")
         assert library.build() == built[level]
-    assert len(set(built.values())) == len(build.LEVELS)
+    assert len(set(built.values())) == len(compiling.LEVELS)
 
 
 def test_a_level_with_products_of_bfloat16_is_its_base_and_one_instruction_set(
     library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands = []
-    monkeypatch.setattr(build.subprocess, "run", lambda command, **_: commands.append(command))
+    monkeypatch.setattr(compiling.subprocess, "run", lambda command, **_: commands.append(command))
     for level in ("x86-64-v4-bf16", "x86-64-v3"):
-        monkeypatch.setenv(build.LEVELS_VARIABLE, level)
+        monkeypatch.setenv(compiling.LEVELS_VARIABLE, level)
         with pytest.raises(Unbuilt):  # nothing was compiled
             library.build()
     targets = [[option for option in command if option.startswith("-m")] for command in commands]
@@ -134,14 +134,14 @@ def test_a_level_with_products_of_bfloat16_is_its_base_and_one_instruction_set(
 def test_a_processor_below_every_level_is_a_reason_not_a_crash(
     library: NativeLibrary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(build.LEVELS_VARIABLE, "x86-64-v4,x86-64-v3")
-    pretend(monkeypatch, *(build.LEVELS["x86-64-v3"] - {"fma"}))
+    monkeypatch.setenv(compiling.LEVELS_VARIABLE, "x86-64-v4,x86-64-v3")
+    pretend(monkeypatch, *(compiling.LEVELS["x86-64-v3"] - {"fma"}))
     with pytest.raises(Unbuilt, match=r"this processor lacks fma \(x86-64-v3\)"):
         library.load()
 
 
 def test_an_unknown_level_is_refused(library: NativeLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(build.LEVELS_VARIABLE, "x86-64-v5")
+    monkeypatch.setenv(compiling.LEVELS_VARIABLE, "x86-64-v5")
     with pytest.raises(
         Unbuilt, match="NATIVE_LEVELS must name some of x86-64-v4-bf16, x86-64-v4, x86-64-v3, got 'x86-64-v5'"
     ):

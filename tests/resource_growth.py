@@ -1,4 +1,4 @@
-"""`python -m tests.soak`: mixed traffic, 2,000 steps to warm up and 10,000 to measure, in which nothing may grow.
+"""`python -m tests.resource_growth`: mixed traffic, 2,000 steps to warm up and 10,000 to measure, in which nothing may grow.
 
 Invariant: after the warm-up no process grows by 8 MB, shared memory does not grow, and no KV block stays held.
 """
@@ -88,8 +88,8 @@ def _prefill(turn: int, method: str, client: Any, prompt: Prompt) -> None:
 
 
 @dataclass
-class Soak:
-    """The measurements of a soak: before, between and after its parts."""
+class Growth:
+    """The measurements under traffic: before, between and after its parts."""
 
     samples: list[Sample] = field(default_factory=list)
     num_steps: list[int] = field(default_factory=list)
@@ -123,12 +123,14 @@ class Soak:
         return "\n".join(f"{row[0]:<24}" + "".join(f"{cell:>10}" for cell in row[1:]) for row in rows)
 
 
-def soak(server: Server, warm_up: int, measured: int, num_parts: int, say: Callable[[str], None] = print) -> Soak:
+def watch_growth(
+    server: Server, warm_up: int, measured: int, num_parts: int, say: Callable[[str], None] = print
+) -> Growth:
     """Fill the pools, warm up, then measure in parts."""
     prompts = [prompt for task, some in read_prompts().items() if task != "long" for prompt in some]
     fill(server, prompts)
     say("the pools are full")
-    traffic, result = Traffic(server, prompts), Soak()
+    traffic, result = Traffic(server, prompts), Growth()
     for goal in [warm_up, *[measured // num_parts] * num_parts]:
         began_s = time.monotonic()
         traffic.run(goal)
@@ -140,14 +142,16 @@ def soak(server: Server, warm_up: int, measured: int, num_parts: int, say: Calla
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the soak on the shipped deployment; return 1 if something grew or stayed held."""
+    """Measure growth on the shipped deployment; return 1 if something grew or stayed held."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--warm-up", type=int, default=2000)
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--parts", type=int, default=5)
     options = parser.parse_args(arguments)
     with Server(CONFIG, env=ENVIRONMENT) as server:
-        result = soak(server, options.warm_up, options.steps, options.parts, functools.partial(print, flush=True))
+        result = watch_growth(
+            server, options.warm_up, options.steps, options.parts, functools.partial(print, flush=True)
+        )
     print(result.table())
     print(", ".join(f"{count} {kind}" for kind, count in sorted(result.outcomes.items())))
     for fault in result.faults():

@@ -18,7 +18,7 @@ from orchestrator.deployment.engine_manifest import (
 )
 from orchestrator.wire.drafter import DraftRequest
 from orchestrator.wire.target import StepRequest
-from runtime.engine.build import ModelCaller
+from runtime.engine.build_engines import ModelCaller
 from runtime.engine.calls import Request
 from runtime.trtllm.adapter import Adapter
 from runtime.trtllm.backend.adapters import DraftAdapter, EngineSideAdapter, StepAdapter

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos` (make soak): every kind of request for many minutes, while processes are killed and stopped.
+"""`python -m tests.soak_under_faults` (make soak): every kind of request for many minutes, while processes are killed and stopped.
 
 Two replicas of a tiny random target with all drafters. Readers stream through the gateway, and each must get the text
 of the undisturbed replica; visitors come to the replicas directly, cancel, are slow, late or wrong, and may get an
@@ -298,7 +298,7 @@ class Result:
         )
 
     def page(self) -> str:
-        """Return the run's part of docs/figures/chaos.md."""
+        """Return the run's part of docs/figures/soak_under_faults.md."""
         num_replaced = sum(end.is_planned for end in self.chaos.ends)
         outcomes = ", ".join(f"{count} {kind}" for kind, count in sorted(self.readers.outcomes.items()))
         return "\n\n".join(

@@ -10,14 +10,14 @@ from typing import get_args
 import pytest
 
 from orchestrator.deployment.config import Engine, ServingConfig
-from runtime.engine.build import BUILDERS
+from runtime.engine.build_engines import BUILDERS
 from runtime.engine.torch_engine import build_target, load_draft
 from tests.support.tiny_models import make_tiny_target
 
 PROGRAM = """
 import sys
 from orchestrator.deployment.config import ServingConfig
-from runtime.engine.build import build_draft, build_target
+from runtime.engine.build_engines import build_draft, build_target
 config = ServingConfig(target=sys.argv[1], draft=sys.argv[1], kv_memory_mb=4)
 for build in (build_target, build_draft):
     build(config)[0].close()
@@ -47,6 +47,6 @@ def test_the_draft_model_has_room_for_as_many_tokens_as_the_target(tmp_path: Pat
 
 
 def test_entry_point_imports_no_engine() -> None:
-    program = "import sys, runtime.engine.build; print(*sys.modules)"
+    program = "import sys, runtime.engine.build_engines; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert not {"torch", *BUILDERS.values()} & set(done.stdout.split())

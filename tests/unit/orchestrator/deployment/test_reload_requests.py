@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from launcher.reloading import Reloader, changed_keys, described, stamps_of
+from launcher.reloader import Reloader, changed_keys, described, stamps_of
 from orchestrator.core.errors import ConfigError, ServingError
-from orchestrator.deployment import reload as module
+from orchestrator.deployment import reload_requests as module
 from orchestrator.deployment.config import FOLDERS, ServingConfig, load_config
-from orchestrator.deployment.reload import Commit, Phase, Reload, ReloadListener
+from orchestrator.deployment.reload_requests import Commit, Phase, Reload, ReloadListener
 
 CONFIG = ServingConfig(target="t")
 NEW = CONFIG.model_copy(update={"max_running": 3})

@@ -16,7 +16,7 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.static_trees import tree_of_choices
 from orchestrator.core.types import HeadInput
 from orchestrator.deployment.config import ServingConfig
-from orchestrator.native.build import Unbuilt
+from orchestrator.native.compiling import Unbuilt
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import submit_and_wait

@@ -12,9 +12,9 @@ from orchestrator.deployment.capabilities import llm_capabilities
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import LlmManifest, read_llm_manifest
 from orchestrator.wire.target import StepRequest
-from runtime.engine.build import ModelCaller
+from runtime.engine.build_engines import ModelCaller
 from runtime.trtllm.client import TrtllmClient
-from runtime.trtllm.executor.build import start_target
+from runtime.trtllm.executor.build_executor import start_target
 from runtime.trtllm.llm_api.adapter import LlmAdapter
 from runtime.trtllm.llm_api.transport import LlmTransport
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from orchestrator.core.errors import ConfigError, ServingError, shown
 from orchestrator.core.methods import DRAFTERS
 from orchestrator.deployment.config import FOLDERS, ServingConfig
-from orchestrator.deployment.reload import COMMITS, Phase, Reload, live_keys
+from orchestrator.deployment.reload_requests import COMMITS, Phase, Reload, live_keys
 
 #: The files of a folder, in order: path below it, size and time of the last change in nanoseconds.
 Files = tuple[tuple[str, int, int], ...]

@@ -16,7 +16,7 @@ from orchestrator.deployment.engine_manifest import Manifest, check_engine, chec
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest
 from orchestrator.wire.target import StepRequest
-from runtime.engine.build import ModelCaller, no_caller
+from runtime.engine.build_engines import ModelCaller, no_caller
 from runtime.engine.calls import Request, submit_and_wait
 from runtime.trtllm.adapter import Adapter
 from runtime.trtllm.client import TrtllmClient

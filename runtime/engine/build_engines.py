@@ -13,9 +13,9 @@ from orchestrator.wire.tensors import Incoming
 #: Engine → the module that builds it: `build_target(config, caller)` and `build_draft(config, caller)`.
 BUILDERS = {
     "torch": "runtime.engine.torch_engine",
-    "tensorrt_llm": "runtime.trtllm.executor.build",
-    "tensorrtllm_backend": "runtime.trtllm.backend.build",
-    "llm_api": "runtime.trtllm.llm_api.build",
+    "tensorrt_llm": "runtime.trtllm.executor.build_executor",
+    "tensorrtllm_backend": "runtime.trtllm.backend.build_backend",
+    "llm_api": "runtime.trtllm.llm_api.build_llm_api",
 }
 
 

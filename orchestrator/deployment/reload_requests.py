@@ -3,7 +3,7 @@
 It has two phases, so that either all processes get the new settings or none does: each prepares them (reads tables,
 loads drafters) and reports whether that worked, and then each applies them; the launcher restarts a process that does
 not. Requests and answers are files in the folder of the places, which is the launcher's own
-(`orchestrator/deployment/drain.py`): nothing outside the machine can write there.
+(`orchestrator/deployment/drain_state.py`): nothing outside the machine can write there.
 """
 
 from __future__ import annotations
