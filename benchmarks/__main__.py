@@ -202,7 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             bench(args, config, endpoint)
     except KeyboardInterrupt:
         return 130
-    except (BenchError, ServingError, InferenceServerException) as error:
+    except (ServingError, InferenceServerException) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -18,16 +18,13 @@ import tritonclient.grpc as grpcclient
 
 import launcher
 from benchmarks.deployment import CONFIG
+from benchmarks.samples import BenchError
 from benchmarks.server import Method
 from benchmarks.traffic import read_prompts
 from orchestrator.core.errors import ServingError
 
 # py-spy needs a moment to attach and to write, beyond the time that it records.
 GRACE_S = 60.0
-
-
-class ProfileError(ServingError):
-    """Profiling is not possible; the message says why."""
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -43,16 +40,16 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def profiler() -> str:
-    """Return the path of py-spy; raises ProfileError if it is not installed."""
+    """Return the path of py-spy; raises BenchError if it is not installed."""
     beside = Path(sys.executable).parent / "py-spy"
     found = str(beside) if beside.exists() else shutil.which("py-spy")
     if not found:
-        raise ProfileError("py-spy is not installed: make profile installs it, as does pip install '.[profile]'")
+        raise BenchError("py-spy is not installed: make profile installs it, as does pip install '.[profile]'")
     return found
 
 
 def record(server: launcher.Server, args: argparse.Namespace) -> list[Path]:
-    """Record the target and the public model; return the graphs. Raises ProfileError when py-spy cannot attach."""
+    """Record the target and the public model; return the graphs. Raises BenchError when py-spy cannot attach."""
     args.out.mkdir(parents=True, exist_ok=True)
     command = [profiler(), "record", "--threads", "--duration", str(args.seconds), "--rate", str(args.rate)]
     processes = {name: pid for pid, name in server.pids().items() if name in ("target", "speculative")}
@@ -69,7 +66,7 @@ def record(server: launcher.Server, args: argparse.Namespace) -> list[Path]:
         _, said = process.communicate(timeout=args.seconds + GRACE_S)
         if process.returncode:
             reason = said.strip().splitlines()[-1] if said.strip() else "no reason"
-            raise ProfileError(
+            raise BenchError(
                 f"py-spy could not record {graph.stem}: {reason}"
                 " (it needs the capability SYS_PTRACE in a container, or kernel.yama.ptrace_scope = 0, or root)"
             )

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from clients.demo import Prompt
+from orchestrator.core.errors import ServingError
 
 Item = TypeVar("Item")
 
 
-class BenchError(Exception):
+class BenchError(ServingError):
     """A measurement failed or must not be reported."""
 
 

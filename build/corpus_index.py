@@ -14,8 +14,7 @@ import numpy as np
 from build.errors import BuildError, run_command
 from build.heads.json_documents import parse_lines
 from build.heads.text import TargetTokenizer, target_tokenizer
-from build.workspace import MODELS
-from orchestrator.core.errors import ConfigError
+from build.workspace import MODELS, publish_folder
 from orchestrator.core.types import IdArray
 from orchestrator.deployment.config import load_config
 from orchestrator.proposers.corpus import ENDS, FORMAT, MANIFEST, MAX_DEPTH, TOKENS, Ends
@@ -107,12 +106,7 @@ def build_index(files: Sequence[Path], target: str, folder: Path, shard_tokens: 
         raise BuildError(f"{', '.join(map(str, files))}: there is no text to index")
     manifest = {"format": FORMAT, "shards": len(sizes), "tokens": sum(sizes), "vocabulary": vocabulary._asdict()}
     (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-    old = folder.with_name(f"{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.replace(old)
-    partial.replace(folder)
-    shutil.rmtree(old, ignore_errors=True)  # a server that has mapped the old files keeps them
+    publish_folder(partial, folder)
     return sum(sizes)
 
 
@@ -137,10 +131,7 @@ def main() -> None:
     options = parser.parse_args()
     if not 1000 <= options.shard_tokens <= 1 << 28:
         raise BuildError(f"--shard-tokens must be in 1000..{1 << 28}, got {options.shard_tokens}")
-    try:
-        target = options.target or load_config(options.config).target
-    except ConfigError as error:
-        raise BuildError(str(error)) from None
+    target = options.target or load_config(options.config).target
     print(f"wrote {options.out}: {build_index(options.files, target, options.out, options.shard_tokens)} tokens")
 
 

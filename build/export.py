@@ -19,7 +19,7 @@ from build.model_card import model_card
 from build.recipe import Recipe, recipe_named
 from build.tokenizer import END_OF_TEXT_ID
 from build.training import load_checkpoint
-from build.workspace import ANY_CORPUS_HELP, TrainingText, Workspace, training_text
+from build.workspace import ANY_CORPUS_HELP, TrainingText, Workspace, load_model, publish_folder, training_text
 
 SHARD_SIZE = "15MB"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -79,16 +79,6 @@ def export_model(
     publish_folder(folder, workspace.models / recipe.name)
 
 
-def publish_folder(new: Path, published: Path) -> None:
-    """Move `new` to `published`; readers find the old or the new folder, except for one instant in between."""
-    old = new.with_name("replaced")
-    shutil.rmtree(old, ignore_errors=True)
-    if published.exists():
-        published.rename(old)
-    new.rename(published)
-    shutil.rmtree(old, ignore_errors=True)
-
-
 def _write_weights(recipe: Recipe, state: dict[str, Any], folder: Path) -> None:
     """Write config.json, generation_config.json and bfloat16 safetensors in shards of less than 15 MiB."""
     model = LlamaForCausalLM(recipe.shape.config())
@@ -106,22 +96,16 @@ def _measured(
     recipe: Recipe, folder: Path, workspace: Workspace, text: TrainingText, max_windows: int, device: str
 ) -> dict[str, Any]:
     """Return losses in nats per token of the published bfloat16 weights, computed in float32."""
-    model = _load(folder, device)
+    model = load_model(folder, device)
     measured: dict[str, Any] = {
         "train_loss": _rounded(held_out_loss(model, text.train, min(TRAIN_LOSS_WINDOWS, max_windows))),
         "held_out_loss": _rounded(held_out_loss(model, text.held_out, max_windows)),
     }
     if recipe.teacher is not None:
-        teacher = _load(workspace.models / recipe.teacher, device)
+        teacher = load_model(workspace.models / recipe.teacher, device)
         found = asdict(agreement(model, teacher, text.held_out, min(AGREEMENT_WINDOWS, max_windows)))
         measured["agreement"] = {"with": recipe.teacher} | {key: round(value, 4) for key, value in found.items()}
     return measured
-
-
-def _load(folder: Path, device: str) -> LlamaForCausalLM:
-    model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    torch.nn.Module.to(model, device)
-    return model.eval()
 
 
 def _rounded(loss: HeldOutLoss) -> dict[str, Any]:

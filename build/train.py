@@ -16,7 +16,7 @@ from build.limits import NO_LIMITS, Limits, add_limits, limits_of
 from build.losses import Loss, distillation_loss, held_out_loss, text_loss
 from build.recipe import Recipe, recipe_named
 from build.training import Progress, Run, adamw, can_compile
-from build.workspace import ANY_CORPUS_HELP, Workspace, training_text
+from build.workspace import ANY_CORPUS_HELP, Workspace, load_model, training_text
 
 QUICK_HELD_OUT_WINDOWS = 8
 
@@ -84,7 +84,7 @@ def train_model(
     rate = run.fit(path, limits.seconds_of(name))
     if finish_now:
         run.progress.finish_now()
-    _announce(run, name, rate)
+    run.announce({name: run.model}, run.model.device, rate)
     if can_compile(run.model.device):
         # Fuses the loss's many small operations; measured here: 1.3 times the tokens per second, for a minute's work.
         run.loss = torch.compile(run.loss, dynamic=False)
@@ -98,27 +98,13 @@ def _load_teacher(recipe: Recipe, workspace: Workspace, device: str) -> LlamaFor
     folder = workspace.models / recipe.teacher
     if not (folder / "config.json").exists():
         raise BuildError(f"{recipe.name} is distilled from models/{recipe.teacher}, which is missing; train it first")
-    teacher: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    torch.nn.Module.to(teacher, device).eval().requires_grad_(False)
-    return teacher
+    return load_model(folder, device).requires_grad_(False)
 
 
 def _log_held_out_loss(run: ModelRun, held_out: Tokens) -> None:
     loss = held_out_loss(run.model, held_out, QUICK_HELD_OUT_WINDOWS)
     bands = " ".join(f"{band}: {value:.3f}" for band, value in loss.bands.items())
     print(f"checkpoint at step {run.progress.step}, held-out loss {loss.mean:.3f} ({bands})", flush=True)
-
-
-def _announce(run: ModelRun, name: str, rate: float) -> None:
-    """Print what the run will cost before it starts; rate: tokens per second of a short burst."""
-    plan, step = run.progress.plan, run.progress.step
-    tokens = (plan.steps - step) * plan.step_tokens
-    millions = sum(parameter.numel() for parameter in run.model.parameters()) / 1e6
-    print(
-        f"{name}: {millions:.2f} M parameters, {tokens / 1e6:.2f} M tokens from step {step} "
-        f"on {run.model.device.type}, about {tokens / rate / 60:.0f} minutes by a burst of {rate:.0f} tokens/s",
-        flush=True,
-    )
 
 
 def main() -> None:

@@ -194,6 +194,21 @@ class Run(ABC, Generic[Model]):
             self.save(path)
             return rate
 
+    def announce(self, modules: Mapping[str, nn.Module], device: torch.device, rate: float, then: str = "") -> None:
+        """Print what the run will cost before it starts.
+
+        rate: tokens per second of a short burst. then: what follows the training, as the end of the sentence.
+        """
+        plan, step = self.progress.plan, self.progress.step
+        tokens = (plan.steps - step) * plan.step_tokens
+        sizes = {name: sum(each.numel() for each in module.parameters()) for name, module in modules.items()}
+        print(
+            f"{', '.join(f'{name} {size / 1e6:.2f} M' for name, size in sizes.items())} parameters; "
+            f"{tokens / 1e6:.2f} M tokens from step {step}: about {tokens / rate / 60:.0f} minutes of training "
+            f"on {device.type} by a burst of {rate:.0f} tokens/s{then}",
+            flush=True,
+        )
+
     def train(self, path: Path, after_save: Callable[[], None] = lambda: None, limit_s: float = 0.0) -> bool:
         """Train until the plan's end or a signal, with checkpoints at `path`; return whether the plan is complete.
 

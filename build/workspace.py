@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
 
 from build.corpus import Corpus, check_corpus, load_corpus
 from build.data import Tokens, cached_stream
@@ -46,6 +49,26 @@ class Workspace:
         if not (self.models / "target" / "tokenizer.json").exists():
             raise BuildError("there is no tokenizer in models/target; `python -m build.models` makes it")
         return load_tokenizer(self.models / "target")
+
+
+def publish_folder(new: Path, published: Path) -> None:
+    """Move `new` to `published`; readers find the old or the new folder, except for one instant in between.
+
+    A process that has mapped the files of the old folder keeps them.
+    """
+    old = new.with_name(f"{new.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if published.exists():
+        published.rename(old)
+    new.rename(published)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def load_model(folder: Path, device: str) -> LlamaForCausalLM:
+    """Load a published model in float32, for measuring or distilling."""
+    model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    torch.nn.Module.to(model, device)
+    return model.eval()
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from tools.checks import CheckFailed, succeeds, wait_for
 
 ROOT = Path(__file__).resolve().parent.parent
 DEBIAN, SUITE = "debian:12.12-slim", "bookworm"
-_NVIDIA_BASE = """\
+#: What our images need of NVIDIA's: Python, pip, and Triton where NVIDIA has it.
+NVIDIA = """\
 FROM {debian}
 RUN apt-get update && apt-get install --yes --no-install-recommends python3 python3-pip python3-venv libpython3.11 \\
  && python3 -m pip install --no-cache-dir --no-deps --target /wheel nvidia-pytriton==0.7.0 \\
@@ -28,7 +29,7 @@ RUN apt-get update && apt-get install --yes --no-install-recommends python3 pyth
  && cp -r /wheel/nvidia_pytriton.libs /opt/tritonserver/lib && rm -rf /wheel
 """
 #: What compose.yaml needs of Prometheus' official image: its user, folder and program.
-_PROMETHEUS = """\
+PROMETHEUS = """\
 FROM {debian}
 RUN apt-get update && apt-get install --yes --no-install-recommends prometheus \\
  && mkdir --parents /prometheus && chown nobody:nogroup /prometheus
@@ -116,14 +117,9 @@ def import_debian(engine: Engine, folder: Path) -> None:
     shutil.rmtree(root)
 
 
-def import_nvidia(engine: Engine, name: str) -> None:
-    """Build a base image under NVIDIA's name from our Debian: Python, pip, and Triton where NVIDIA's image has it."""
-    engine("build", "--network=host", "--tag", name, "-", input=_NVIDIA_BASE.format(debian=DEBIAN).encode())
-
-
-def import_prometheus(engine: Engine, name: str) -> None:
-    """Build an image under Prometheus' name from our Debian and its package."""
-    engine("build", "--network=host", "--tag", name, "-", input=_PROMETHEUS.format(debian=DEBIAN).encode())
+def build_base(engine: Engine, name: str, dockerfile: str) -> None:
+    """Build an image from our Debian under the name of the image that it replaces."""
+    engine("build", "--network=host", "--tag", name, "-", input=dockerfile.format(debian=DEBIAN).encode())
 
 
 @contextlib.contextmanager

@@ -22,12 +22,13 @@ from tools.checks import CheckFailed, get, succeeds, wait_for
 from tools.compose_check import check_compose, image_of
 from tools.container_engine import (
     DEBIAN,
+    NVIDIA,
+    PROMETHEUS,
     ROOT,
     Engine,
+    build_base,
     engine_of_our_own,
     import_debian,
-    import_nvidia,
-    import_prometheus,
     index_of_torch,
 )
 from tools.pods_check import check_pods
@@ -166,7 +167,7 @@ def check(engine: Engine, folder: Path, names: Sequence[str], torch: str) -> Non
         with_torch = (f"--build-arg=TORCH={torch}", f"--build-arg=TORCH_INDEX={index}")
         for name in names:
             if IMAGES[name][1] != DEBIAN:
-                import_nvidia(engine, IMAGES[name][1])
+                build_base(engine, IMAGES[name][1], NVIDIA)
             build(engine, name, *(with_torch if name in ("cpu", "torch") else ()))
     tag = "specserve-check-{}".format
     if "cpu" in names:
@@ -175,7 +176,7 @@ def check(engine: Engine, folder: Path, names: Sequence[str], torch: str) -> Non
         check_gateway(engine, tag("cpu"), tag("gateway"))
         engine("tag", tag("cpu"), image_of("server"))
         engine("tag", tag("gateway"), image_of("gateway"))
-        import_prometheus(engine, image_of("prometheus"))
+        build_base(engine, image_of("prometheus"), PROMETHEUS)
         check_compose(engine, folder)
         check_pods(engine, folder, [image_of("server"), image_of("gateway")])
     if "torch" in names:

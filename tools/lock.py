@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -99,21 +100,9 @@ def closure(
     return {name for name, _ in seen}
 
 
-def environment_of(python: str) -> dict[str, str]:
-    """Return the environment in which markers are evaluated: CPython on x86-64 Linux."""
-    return {
-        "implementation_name": "cpython",
-        "implementation_version": f"{python}.0",
-        "os_name": "posix",
-        "platform_machine": "x86_64",
-        "platform_python_implementation": "CPython",
-        "platform_release": "",
-        "platform_system": "Linux",
-        "platform_version": "",
-        "python_full_version": f"{python}.0",
-        "python_version": python,
-        "sys_platform": "linux",
-    }
+def environment_of(python: str) -> dict[str, Any]:
+    """Return the environment in which markers are evaluated: this machine's (x86-64 Linux), with another Python."""
+    return {**default_environment(), "python_version": python, "python_full_version": f"{python}.0"}
 
 
 def read_report(report: Mapping[str, Any]) -> dict[str, Package]:

@@ -25,7 +25,6 @@ from benchmarks.paper.figures import summary
 from benchmarks.paper.measuring import Measured, measure
 from benchmarks.paper.page import page
 from benchmarks.paper.picture import draw
-from benchmarks.samples import BenchError
 from orchestrator.core.errors import ServingError
 from orchestrator.deployment.config import ServingConfig, load_config
 
@@ -117,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             experiment(args, config, url)
     except KeyboardInterrupt:
         return 130
-    except (BenchError, ServingError, InferenceServerException, json.JSONDecodeError) as error:
+    except (ServingError, InferenceServerException, json.JSONDecodeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0

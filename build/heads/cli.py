@@ -123,7 +123,7 @@ def _train_and_publish(options: argparse.Namespace, workers: Workers) -> None:
         if options.finish_now:
             run.progress.finish_now()
         if workers.is_first:
-            _announce(run, rate)
+            run.announce(dict(run.heads.items()), run.target.device, rate, "; then the heads are measured")
         if options.dry_run:
             return
         if run.progress.plan.long_from - run.progress.step >= COMPILE_FROM_STEPS and can_compile(run.target.device):
@@ -159,17 +159,3 @@ def _new_run(options: argparse.Namespace, scratch: Path, workers: Workers) -> tu
             target, text.train, settings.own_tokens, scratch, settings.seed, 3600 * options.own_hours
         )
     return begin_run(settings, target, text.train, text.corpus.sha256, own_text, workers), text
-
-
-def _announce(run: HeadsRun, rate: float) -> None:
-    """Print what the run will cost before it starts; rate: tokens per second of a short burst."""
-    plan, step = run.progress.plan, run.progress.step
-    minutes = (plan.steps - step) * plan.step_tokens / rate / 60
-    sizes = {name: sum(parameter.numel() for parameter in head.parameters()) for name, head in run.heads.items()}
-    tokens = (plan.steps - step) * plan.step_tokens
-    print(
-        f"{', '.join(f'{name} {size / 1e6:.2f} M' for name, size in sizes.items())} parameters; "
-        f"{tokens / 1e6:.2f} M tokens from step {step}: about {minutes:.0f} minutes of training on "
-        f"{run.target.device.type} by a burst of {rate:.0f} tokens/s; then the heads are measured",
-        flush=True,
-    )

@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 from build.errors import BuildError
-from build.export import publish_folder
 from build.heads.layout import layout_of
 from build.heads.measure import Recorded, measure, record_greedy, record_text
 from build.heads.model_card import head_card, write_comparison
@@ -24,6 +23,7 @@ from build.heads.target import FrozenTarget
 from build.heads.text import HeadsText
 from build.heads.train import HeadsRun
 from build.recipe import Plan
+from build.workspace import publish_folder
 from runtime.heads.checkpoint.checks import ACCURACY, FINGERPRINT, SHARPNESS
 
 MEASURED_WINDOWS = 48

@@ -25,7 +25,6 @@ from build.heads.teacher_forcing import all_rows, draft_logits
 from build.heads.text import heads_text
 from build.losses import spread_windows
 from build.workspace import MODELS, Workspace
-from orchestrator.core.errors import ConfigError
 from orchestrator.sampling.sampled_drafts import MAX_CANDIDATES
 from runtime.heads.checkpoint.checks import SHARPNESS
 from runtime.heads.checkpoint.load import load_head
@@ -132,16 +131,6 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def _load_head(options: argparse.Namespace) -> nn.Module:
-    try:
-        head: nn.Module = load_head(
-            options.kind, str(options.folder), options.target, torch.float32, torch.device(options.device)
-        )
-    except ConfigError as error:
-        raise BuildError(str(error)) from error
-    return head
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
     options = parser().parse_args(arguments)
@@ -154,7 +143,9 @@ def main(arguments: list[str] | None = None) -> None:
         draft = load_target(str(options.folder), options.device, reads_layers=False)
         found = Sharpness(draft_model_sharpness(draft, greedy))
     else:
-        found = measure_sharpness(_load_head(options), target, greedy, text.held_out)
+        device = torch.device(options.device)
+        head = load_head(options.kind, str(options.folder), options.target, torch.float32, device)
+        found = measure_sharpness(head, target, greedy, text.held_out)
     print(f"{options.folder}: sharpness {found.argmax:g} of guesses, {found.sampled:g} of sampled tokens", flush=True)
     if not options.dry_run:
         record(options.folder, found)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from build.trtllm.builder import StageFailed, build
+from build.trtllm.builder import build
 from build.trtllm.plan import Plan, make_plan
 from build.trtllm.render import plan_text
 from build.trtllm.spec import EngineSpec
@@ -39,7 +39,7 @@ def run_stage(stage: str, job: Job) -> int:
     """Run one stage and write what it found; the reason for a failure goes to the log."""
     try:
         found = STAGES[stage](job)
-    except (ServingError, StageFailed, OSError) as error:
+    except (ServingError, OSError) as error:
         print(f"{stage}: {error}", file=sys.stderr)
         return 1
     (Path(job["folder"]) / f"{stage}.json").write_text(json.dumps(found) + "\n", encoding="utf-8")

@@ -42,7 +42,7 @@ class Responses:
         self._sequence = sequence
         self._send = send
         self._sum_logprobs = 0.0
-        self._unsent = Chunk(request.prompt_text if request.repeat_prompt else "", [], [])
+        self._unsent = Chunk("" if request.inputs.exclude_input_in_output else request.prompt_text, [], [])
         self._num_steps_sent = self._num_traced_sent = 0
 
     def emit(self, chunk: Chunk) -> None:
@@ -51,7 +51,7 @@ class Responses:
         self._sum_logprobs += sum(chunk.logprobs)
         if reason := self._sequence.output.finish:
             self._send(self._delta() | self._summary(reason))
-        elif self._request.stream:
+        elif self._request.inputs.stream:
             self._send(self._delta())
 
     def finish(self, reason: FinishReason) -> None:
@@ -68,10 +68,10 @@ class Responses:
             "num_output_tokens": _int32(len(chunk.ids)),
             "step_lengths": _int32(*statistics.step_lengths[first:]),
         }
-        if self._request.return_stats:
+        if self._request.inputs.return_stats:
             tensors["step_draft_tokens"] = _int32(*statistics.step_drafts[first:])
             tensors["step_accepted_tokens"] = _int32(*statistics.step_accepted[first:])
-        if self._request.stream_steps and self._sequence.trace:
+        if self._request.inputs.stream_steps and self._sequence.trace:
             new_steps = self._sequence.trace.steps[self._num_traced_sent :]
             self._num_traced_sent += len(new_steps)
             tensors["steps"] = _text(json.dumps({"steps": new_steps}))
@@ -97,10 +97,10 @@ class Responses:
             "total_accepted_draft_tokens": _int32(statistics.num_accepted_tokens),
             "total_draft_tokens": _int32(statistics.num_draft_tokens),
         }
-        if self._request.return_stats:
+        if self._request.inputs.return_stats:
             stats = {"method": self._request.plan.method, "rule": rule, **statistics.to_dict()}
             tensors["stats"] = _text(json.dumps(stats))
-        if self._request.return_steps and self._sequence.trace:
+        if self._request.inputs.return_steps and self._sequence.trace:
             tensors["steps"] = _text(json.dumps(self._sequence.trace.to_dict()))
         return tensors
 

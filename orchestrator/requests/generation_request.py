@@ -16,6 +16,7 @@ from orchestrator.generation.loop import SequenceState
 from orchestrator.generation.text import Output, StopRule
 from orchestrator.generation.trace import Trace
 from orchestrator.proposers.registry import SelectedMethod
+from orchestrator.requests.inputs import RequestInputs
 from orchestrator.wire.run import RunOptions
 
 
@@ -23,10 +24,11 @@ from orchestrator.wire.run import RunOptions
 class GenerationRequest:
     """A checked request: only its proposer may still be refused, if the method lacks its data.
 
-    plan: the method that drafts. prediction: the ids that the client expects as output, for the method that uses them.
-    generated: the output so far of a sequence that another server began. first_sequence: index of the first sequence.
+    inputs: the client's own, for what is only read from them. plan: the method that drafts. prediction: the ids that
+    the client expects as output, for the method that uses them.
     """
 
+    inputs: RequestInputs
     prompt: list[int]
     prompt_text: str
     sampling: Sampling
@@ -36,14 +38,6 @@ class GenerationRequest:
     limits: Limits
     options: StepOptions
     num_sequences: int
-    cache_salt: str
-    stream: bool
-    repeat_prompt: bool
-    return_stats: bool
-    return_steps: bool
-    stream_steps: bool = False
-    generated: tuple[int, ...] = ()
-    first_sequence: int = 0
 
     @property
     def max_len(self) -> int:
@@ -61,21 +55,21 @@ class GenerationRequest:
 
     def sampling_of(self, index: int) -> Sampling:
         """Return the sampling of the sequence `index`: the request's own, with a seed of its own."""
-        return replace(self.sampling, seed=child_seed(self.sampling.seed, self.first_sequence + index))
+        return replace(self.sampling, seed=child_seed(self.sampling.seed, self.inputs.sequence_index + index))
 
     def sequence(self, index: int, tokenizer: Tokenizer) -> SequenceState:
         """Return the state with which the sequence `index` enters the loop.
 
         Raises RequestError if the tokens generated before already end the output.
         """
-        context, sampling = Context(self.prompt), self.sampling_of(index)
+        context, sampling, generated = Context(self.prompt), self.sampling_of(index), self.inputs.generated_ids
         output = Output(tokenizer, self.prompt, self.stop)
-        context.commit(self.generated)
-        output.push(self.generated)  # the client has this text, except for what `output` still holds back
+        context.commit(generated)
+        output.push(generated)  # the client has this text, except for what `output` still holds back
         if output.finish:
             raise RequestError(
                 f"generated_ids already end the output: {output.finish.value} at token {output.num_tokens} of "
-                f"{len(self.generated)} (input generated_ids)"
+                f"{len(generated)} (input generated_ids)"
             )
-        trace = Trace(context, sampling) if self.return_steps or self.stream_steps else None
+        trace = Trace(context, sampling) if self.inputs.return_steps or self.inputs.stream_steps else None
         return SequenceState(context, sampling, self.limits, output, self.options, trace=trace)

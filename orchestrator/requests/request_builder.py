@@ -68,9 +68,9 @@ class RequestBuilder:
         if sampling.logits_options.grammar:
             self.grammars.check(sampling.logits_options.grammar)  # last: compiling one may take long
         return GenerationRequest(
+            inputs=inputs,
             prompt=prompt,
             prompt_text=text,
-            generated=inputs.generated_ids,
             sampling=sampling,
             stop=stop,
             plan=method,
@@ -78,13 +78,6 @@ class RequestBuilder:
             limits=limits,
             options=options,
             num_sequences=self.num_sequences(inputs),
-            first_sequence=inputs.sequence_index,
-            cache_salt=inputs.cache_salt,
-            stream=inputs.stream,
-            repeat_prompt=not inputs.exclude_input_in_output,
-            return_stats=inputs.return_stats,
-            return_steps=inputs.return_steps,
-            stream_steps=inputs.stream_steps,
         )
 
     def num_sequences(self, inputs: RequestInputs) -> int:

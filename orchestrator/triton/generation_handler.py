@@ -80,14 +80,14 @@ class GenerationHandler:
                 pb.send_final(self.sender)
             if self.memory:
                 for output in outputs:
-                    self.memory.learn(request.cache_salt, output)
+                    self.memory.learn(self.inputs.cache_salt, output)
 
     def _serve(self, request: GenerationRequest) -> list[list[int]]:
         """Generate the request's sequences side by side; return the outputs that are worth remembering.
 
         A sequence that is stuck is abandoned GRACE_S after the deadline, and nothing more of it is sent.
         """
-        merger = ResponseMerger(request.num_sequences, request.stream, self._send)
+        merger = ResponseMerger(request.num_sequences, self.inputs.stream, self._send)
         sequences = [partial(self._generate, request, i, merger.sender(i)) for i in range(request.num_sequences)]
         if len(sequences) == 1:
             return [sequences[0]()]
@@ -110,7 +110,7 @@ class GenerationHandler:
     def _generate(self, request: GenerationRequest, index: int, send: Send) -> list[int]:
         """Run the loop to its end; return the output if it is worth remembering, else nothing."""
         sequence = request.sequence(index, self.builder.checkpoint.tokenizer)
-        target = BlsTargetClient(request.cache_salt, self.deadline_s, request.max_len, self._is_unwanted)
+        target = BlsTargetClient(self.inputs.cache_salt, self.deadline_s, request.max_len, self._is_unwanted)
         steps = self.steps(request, sequence, target)
         responses = Responses(request, sequence, send)
         try:

@@ -222,7 +222,7 @@ class PublicHost:
         return served.sources.dependencies(
             request.prediction,
             request.limits.max_nodes,
-            request.cache_salt,
-            lambda name: BlsDrafterClient(name, self._breakers[name], vocab_size, request.cache_salt),
+            request.inputs.cache_salt,
+            lambda name: BlsDrafterClient(name, self._breakers[name], vocab_size, request.inputs.cache_salt),
             matcher=matcher,
         )

@@ -17,19 +17,6 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from runtime.model.attention import paged_tree_attention
 
 
-class FusedRMSNorm(nn.Module):
-    """weight · x ÷ rms(x), in x's dtype."""
-
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
-        self.eps = eps
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """hidden: (…, d) → (…, d)."""
-        return functional.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
-
-
 def _replace_modules(model: nn.Module, replacement: Callable[[Any], nn.Module | None]) -> None:
     """Replace every submodule for which `replacement` returns a module, one by one, so that each old one is freed."""
     for name in [name for name, _ in model.named_children()]:
@@ -42,15 +29,15 @@ def _replace_modules(model: nn.Module, replacement: Callable[[Any], nn.Module | 
 
 @torch.no_grad()
 def fuse_norms(model: nn.Module) -> None:
-    """Replace every norm that FusedRMSNorm reproduces.
+    """Replace every norm that torch's RMSNorm reproduces.
 
     transformers' own norms round to float32 internally; nothing else keeps a float64 model from being exact.
     """
     _replace_modules(model, _fused_norm)
 
 
-def _fused_norm(norm: nn.Module) -> FusedRMSNorm | None:
-    """Return the fused equivalent of an RMS norm, else None; families scale by the weight or by 1 + weight."""
+def _fused_norm(norm: nn.Module) -> nn.RMSNorm | None:
+    """Return torch's equivalent of an RMS norm, else None; families scale by the weight or by 1 + weight."""
     weight = getattr(norm, "weight", None)
     eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
     if not type(norm).__name__.endswith("RMSNorm") or not isinstance(eps, float):
@@ -62,10 +49,17 @@ def _fused_norm(norm: nn.Module) -> FusedRMSNorm | None:
     expected = norm(probe)
     # Both candidates are within bfloat16's tolerance where weights are large; the closer one is right.
     fused = min(
-        (FusedRMSNorm(scale, eps) for scale in (weight, 1.0 + weight)),
+        (_rms_norm(scale, eps) for scale in (weight, 1.0 + weight)),
         key=lambda candidate: float((candidate(probe) - expected).abs().max()),
     )
     return fused if torch.allclose(fused(probe), expected, rtol=tolerance, atol=tolerance) else None
+
+
+def _rms_norm(weight: Tensor, eps: float) -> nn.RMSNorm:
+    """Return the norm weight · x ÷ rms(x), in x's dtype."""
+    norm = nn.RMSNorm(weight.shape, eps)
+    norm.weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
+    return norm
 
 
 class BorrowedLinear(nn.Module):

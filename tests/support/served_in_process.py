@@ -127,5 +127,5 @@ class InProcessSystem:
             vocab_size=self._checkpoint.vocab_size,
             max_nodes=job.limits.max_nodes,
             num_parameters=self._checkpoint.num_parameters,
-            memory=self._memory.of(job.cache_salt),
+            memory=self._memory.of(job.inputs.cache_salt),
         )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 #: (module, query (B, H, n, e), key, value (B, H_kv, n, e)) → (B, n, H, e).
 Attend = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
@@ -50,28 +50,13 @@ class HeadAttention(nn.Module):
         return output
 
 
-class HeadMLP(nn.Module):
-    """down(SiLU(gate(x)) · up(x))."""
-
-    def __init__(self, config: LlamaConfig) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: (…, d) → (…, d)."""
-        output: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
-        return output
-
-
 class EagleLayer(nn.Module):
     """EAGLE-1's decoder layer: no norm before its attention."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.self_attn = HeadAttention(config, config.hidden_size)
-        self.mlp = HeadMLP(config)
+        self.mlp = LlamaMLP(config)
         self.post_attention_layernorm = norm_of(config)
 
     def forward(self, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -91,7 +76,7 @@ class Eagle3Layer(nn.Module):
         super().__init__()
         self.norms_residual = norms_residual
         self.self_attn = HeadAttention(config, 2 * config.hidden_size)
-        self.mlp = HeadMLP(config)
+        self.mlp = LlamaMLP(config)
         self.input_layernorm = norm_of(config)
         self.hidden_norm = norm_of(config)
         self.post_attention_layernorm = norm_of(config)

@@ -20,6 +20,7 @@ from orchestrator.generation.responses import Responses
 from orchestrator.generation.text import Chunk, FinishReason, StopRule
 from orchestrator.proposers.registry import select_method
 from orchestrator.requests.generation_request import GenerationRequest
+from orchestrator.requests.inputs import RequestInputs
 
 DEMO = Tokenizer.from_file(str(Path(__file__).resolve().parents[4] / "models/target/tokenizer.json"))
 PROMPT = DEMO.encode("once upon").ids
@@ -31,15 +32,11 @@ SUMMARY = {
 
 
 def job_of(rule: StopRule, stream: bool, **options: Any) -> GenerationRequest:
-    values = {
-        "repeat_prompt": False,
-        "return_stats": False,
-        "return_steps": False,
-        "options": StepOptions(logprobs=True),
-    } | options
+    step_options = options.pop("options", StepOptions(logprobs=True))
     return GenerationRequest(
-        prompt=PROMPT, prompt_text="once upon", sampling=Sampling(), stop=rule, cache_salt="", stream=stream, num_sequences=1,
-        plan=select_method("none", "", frozenset(), {}), prediction=(), limits=Limits(rule.max_tokens, 999, 9), **values,
+        inputs=RequestInputs(stream=stream, **options), prompt=PROMPT, prompt_text="once upon", sampling=Sampling(),
+        stop=rule, num_sequences=1, plan=select_method("none", "", frozenset(), {}), prediction=(),
+        limits=Limits(rule.max_tokens, 999, 9), options=step_options,
     )  # fmt: skip
 
 
@@ -100,8 +97,8 @@ def test_responses_streamed_deltas_joined_are_the_whole_response(
 ) -> None:
     rule = StopRule(max_tokens, frozenset([0]), strings)
     end = FinishReason.CANCELLED
-    streamed = responses_of(job_of(rule, True, repeat_prompt=repeat_prompt), steps, reason=end)
-    whole = responses_of(job_of(rule, False, repeat_prompt=repeat_prompt), steps, reason=end)
+    streamed = responses_of(job_of(rule, True, exclude_input_in_output=not repeat_prompt), steps, reason=end)
+    whole = responses_of(job_of(rule, False, exclude_input_in_output=not repeat_prompt), steps, reason=end)
     assert len(whole) == 1
     together = joined(streamed)
     assert together.pop("cum_log_probs") == pytest.approx(whole[0].pop("cum_log_probs"))
@@ -158,7 +155,9 @@ def test_responses_deadline_sends_what_there_is(stream: bool, given_steps: list[
 
 def test_responses_prompt_is_repeated_once_even_when_nothing_follows() -> None:
     for stream in (False, True):
-        sent = responses_of(job_of(StopRule(9), stream, repeat_prompt=True), [], reason=FinishReason.CANCELLED)
+        sent = responses_of(
+            job_of(StopRule(9), stream, exclude_input_in_output=False), [], reason=FinishReason.CANCELLED
+        )
         assert [r["text_output"] for r in sent] == ["once upon"]
 
 

@@ -78,7 +78,7 @@ def run(
 
     def materials(job: GenerationRequest) -> ProposerDependencies:
         return ProposerDependencies(
-            pytest.fail, VOCAB_SIZE, prediction=job.prediction, memory=memory.of(job.cache_salt)
+            pytest.fail, VOCAB_SIZE, prediction=job.prediction, memory=memory.of(job.inputs.cache_salt)
         )
 
     given = read({}, json.dumps({"input_ids": PROMPT, "cache_salt": "s", "max_tokens": 9, **inputs}))

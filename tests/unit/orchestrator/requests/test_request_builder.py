@@ -69,9 +69,13 @@ def test_job_nothing_set_is_greedy_and_takes_the_deployment_s_defaults(builder: 
     assert job.stop.ids == {EOS} and job.stop.strings == ()
     assert job.plan.method == DEPLOYMENT.default_speculation
     assert not (
-        job.stream or job.repeat_prompt or job.return_stats or job.options.logprobs or job.options.target_tokens
+        job.inputs.stream
+        or not job.inputs.exclude_input_in_output
+        or job.inputs.return_stats
+        or job.options.logprobs
+        or job.options.target_tokens
     )
-    assert job.cache_salt == ""
+    assert job.inputs.cache_salt == ""
     assert builder.timeout_ms(read({}, "")) == DEPLOYMENT.request_timeout_ms
 
 
@@ -86,8 +90,9 @@ def test_job_every_choice_arrives(builder: RequestBuilder) -> None:
     )  # fmt: skip
     assert job.limits.max_tokens == job.stop.max_tokens == 5
     assert job.stop.strings == ("x",) and job.stop.ids == {EOS, 7}
-    assert job.plan.method == "none" and job.cache_salt == "s"
-    assert job.stream and job.return_stats and job.repeat_prompt and job.options.logprobs
+    assert job.plan.method == "none" and job.inputs.cache_salt == "s"
+    assert job.inputs.stream and job.inputs.return_stats and job.options.logprobs
+    assert not job.inputs.exclude_input_in_output
     assert builder.timeout_ms(read({}, '{"timeout_ms": 70}')) == 70
     assert builder.timeout_ms(read({}, '{"timeout_ms": 0}')) == DEPLOYMENT.request_timeout_ms
 
@@ -113,13 +118,13 @@ def test_job_end_id_replaces_the_checkpoint_s_and_a_negative_one_ends_nothing(
 
 def test_job_stream_where_one_response_is_all_that_can_be_sent_is_refused(builder: RequestBuilder) -> None:
     unary = replace(builder, streams=False)
-    assert built(unary).stream is built(unary, stream=False).stream is False
+    assert built(unary).inputs.stream is built(unary, stream=False).inputs.stream is False
     said = refusal(unary, stream=True)
     assert "stream must be false" in said and "'speculative'" in said and "(input stream)" in said
 
 
 def test_job_exclude_input_true_and_absent_are_the_same(builder: RequestBuilder) -> None:
-    assert built(builder, exclude_input_in_output=True).repeat_prompt is False
+    assert built(builder, exclude_input_in_output=True).inputs.exclude_input_in_output
 
 
 # Sampling
@@ -474,7 +479,8 @@ def test_a_text_continued_after_any_token_gets_the_rest_of_its_text(
     ids = DEMO.encode(BEGUN).ids
 
     def parts(generated: list[int]) -> tuple[list[str], str | None]:
-        job = replace(built(builder), generated=tuple(generated), prompt=[5])
+        job = built(builder)
+        job = replace(job, inputs=job.inputs.model_copy(update={"generated_ids": tuple(generated)}), prompt=[5])
         job = replace(job, stop=replace(job.stop, max_tokens=len(ids), ids=frozenset(), strings=stops))
         output = job.sequence(0, DEMO).output
         return [output.push([token]).text for token in ids[len(generated) :] if not output.finish], output.finish
