@@ -23,6 +23,7 @@ from orchestrator.proposers.registry import select_method
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DrafterUse, DraftRequest
 from orchestrator.wire.run import RunOptions
+from runtime.engine import runs
 from runtime.engine.draft import DraftEngine
 from runtime.engine.local_drafter import LocalDrafter
 from runtime.heads.engines.base import HeadEngine
@@ -130,9 +131,13 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def drafted(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drafted]:
-    made = Drafted(target, tmp_path_factory.mktemp("heads"))
-    yield made
-    made.runs.close()
+    with pytest.MonkeyPatch.context() as patch:
+        # Otherwise bursts have only a few steps on a busy machine, and none of these may accept a draft.
+        patch.setattr(runs, "HOLD_S", 2.0)
+        patch.setattr(runs, "MAX_HOLD_S", 2.0)
+        made = Drafted(target, tmp_path_factory.mktemp("heads"))
+        yield made
+        made.runs.close()
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=("greedy", "sampled"))

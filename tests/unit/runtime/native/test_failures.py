@@ -78,7 +78,7 @@ def test_a_proposer_without_memory_is_an_error() -> None:
     library = drafts._library()
     assert library
     with pytest.raises(EngineError, match="could not make a proposer"):
-        made(library.drafts_new_growth(None, None, None, HUGE, False), "a proposer")
+        made(library.drafts_new_growth(None, None, None, None, HUGE, False), "a proposer")
 
 
 def test_a_model_without_memory_is_an_error(folder: Path) -> None:
