@@ -12,9 +12,9 @@ import argparse
 import itertools
 import queue
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -145,13 +145,13 @@ def measure(engine: Engine, prompts: Sequence[Sequence[int]], args: argparse.Nam
 
 def measure_shared(engine: Engine, prompts: Sequence[Sequence[int]], args: argparse.Namespace) -> Mapping[str, Tally]:
     """Return the tally of each setting while `args.users` users share the passes; the first round is a warm-up."""
-    tallies: dict[str, Tally] = {}
+    tallies = {setting: Tally() for setting in args.settings}
     texts: dict[int, list[int]] = {}
     for number in range(args.rounds + 1):
         for setting in args.settings:
             tally = _window(engine, prompts, setting, args, texts)
             if number:
-                tallies.setdefault(setting, Tally()).add(tally)
+                tallies[setting].add(tally)
     return tallies
 
 
@@ -164,26 +164,20 @@ def _window(
 ) -> Tally:
     """Return what all users have got of a setting in `args.seconds`; texts: those known so far, by prompt."""
     sampling, places = Sampling(args.temperature, seed=args.seed), itertools.cycle(range(len(prompts)))
-    began_s = time.perf_counter()
-    tallies, failures = [Tally() for _ in range(args.users)], queue.SimpleQueue[str]()
+    began_s, whole = time.perf_counter(), Tally()
 
-    def stream(tally: Tally) -> None:
-        while time.perf_counter() < began_s + args.seconds and failures.empty():
+    def stream() -> Tally:
+        tally = Tally()
+        while time.perf_counter() < began_s + args.seconds:
             place = next(places)
             text = engine.generate(prompts[place], setting, sampling, args.max_tokens, tally, "shared")
             if text != texts.setdefault(place, text):
-                failures.put(f"prompt {place}: {setting} has another text than an earlier one")
+                sys.exit(f"prompt {place}: {setting} has another text than an earlier one")
+        return tally
 
-    users = [threading.Thread(target=stream, args=[tally], daemon=True) for tally in tallies]
-    for user in users:
-        user.start()
-    for user in users:
-        user.join(args.seconds + 2 * LIMIT_S)
-    if not failures.empty():
-        sys.exit(failures.get())
-    whole = Tally()
-    for tally in tallies:
-        whole.add(tally)
+    with ThreadPoolExecutor(args.users) as users:
+        for user in [users.submit(stream) for _ in range(args.users)]:
+            whole.add(user.result())  # also raises what ended the user
     whole.seconds = time.perf_counter() - began_s
     return whole
 

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 from urllib.parse import urlsplit
@@ -72,18 +72,15 @@ def refusal(body: bytes) -> str:
         return body.decode(errors="replace").strip() or "the server gave no reason"
 
 
-def int32(text: str) -> int:
-    """Return an argument as a number that fits into the server's input: Triton would cut a larger one to 32 bits."""
-    if not -(2**31) <= (number := int(text)) < 2**31:
-        raise argparse.ArgumentTypeError(f"must be in {-(2**31)}..{2**31 - 1}, got {text}")
-    return number
+def integer_in(least: int, most: int) -> Callable[[str], int]:
+    """Return a reader of an argument that must fit into the server's input, to which Triton would cut it silently."""
 
+    def integer(text: str) -> int:
+        if not least <= (number := int(text)) <= most:
+            raise argparse.ArgumentTypeError(f"must be in {least}..{most}, got {text}")
+        return number
 
-def uint64(text: str) -> int:
-    """Return an argument as a number that fits into the server's input."""
-    if not 0 <= (number := int(text)) < 2**64:
-        raise argparse.ArgumentTypeError(f"must be in 0..{2**64 - 1}, got {text}")
-    return number
+    return integer
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, Any]]:
@@ -93,10 +90,12 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str
     parser.add_argument("--url", default="http://localhost:8000", help="the server (%(default)s)")
     parser.add_argument("--model", default="speculative", help="Triton model (%(default)s)")
     parser.add_argument("--method", dest="speculation", help="drafting method")
-    parser.add_argument("--max-tokens", type=int32, help="most tokens of output")
+    parser.add_argument("--max-tokens", type=integer_in(-(2**31), 2**31 - 1), help="most tokens of output")
     parser.add_argument("--temperature", type=float, help="0 is greedy")
     parser.add_argument("--top-p", type=float, help="sample from the most probable tokens of this total probability")
-    parser.add_argument("--seed", type=uint64, help="the same seed gives the same text, whatever the method")
+    parser.add_argument(
+        "--seed", type=integer_in(0, 2**64 - 1), help="the same seed gives the same text, whatever the method"
+    )
     parser.add_argument("--stop", dest="stop_words", action="append", help="end before this text (repeatable)")
     args = parser.parse_args(arguments)
     options = {name: value for name, value in vars(args).items() if name not in ("prompt", "url", "model")}

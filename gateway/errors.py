@@ -102,13 +102,15 @@ class Failed(ApiError):
 
 def shown(value: object) -> str:
     """Return a value as an error message shows it: shortened, since it may be a whole prompt."""
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+    return _shortened(repr(value))
 
 
 def shown_json(value: object) -> str:
     """Return a value of a JSON document as an error message shows it: as JSON, shortened."""
-    text = json.dumps(value)
+    return _shortened(json.dumps(value))
+
+
+def _shortened(text: str) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 

@@ -130,8 +130,10 @@ async def _translated(sequence: Generation) -> AsyncGenerator[Delta, None]:
         async for delta in sequence.deltas():
             yield delta
     except Refusal as refusal:
-        match, kind = _INPUT.search(str(refusal)), ContextTooLong if CONTEXT_LIMIT in str(refusal) else BadRequest
-        raise kind(str(refusal), FIELD_OF_INPUT.get(match[1], match[1]) if match else None) from None
+        text = str(refusal)
+        match = _INPUT.search(text)
+        kind = ContextTooLong if CONTEXT_LIMIT in text else BadRequest
+        raise kind(text, FIELD_OF_INPUT.get(match[1], match[1]) if match else None) from None
 
 
 def event(body: dict[str, Any]) -> str:

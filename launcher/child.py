@@ -1,6 +1,6 @@
 """`python child.py PARENT COMMAND…`: become COMMAND, which gets SIGTERM when the thread that started it ends.
 
-It may open as many files as the system allows: Triton keeps some sockets of streams that were cancelled for good.
+It may open as many files as the system allows: Triton never releases the sockets of some cancelled streams.
 
 It is a separate program because none of our code may run between fork and exec (`preexec_fn`): if the launcher's
 process uses gRPC, gRPC's fork handlers run there too, and wait for threads that a fork does not copy.

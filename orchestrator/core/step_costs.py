@@ -40,8 +40,6 @@ MEASURED_WORTH, LINE_WORTH = 20.0, 2.0
 HALF_LIFE = 256
 #: Passes remembered as entered: each request reports its passes within 64 of them, but not all requests at once.
 MOST_ENTERED = 1024
-#: Passes count as shared if they held more than this many other requests on average.
-SHARED = 0.5
 #: Plain steps are measured again after PLAIN passes without such a measurement; after PLAIN_OF_CURVE if a curve was
 #: measured at load.
 PLAIN, PLAIN_OF_CURVE = 128, 1024
@@ -226,7 +224,7 @@ class StepCosts:
     @property
     def shares_passes(self) -> bool:
         """True if requests have recently shared their passes with others."""
-        return self._others.value > SHARED
+        return self.num_in_pass > 1
 
     @property
     def breaks_others(self) -> bool:

@@ -1,7 +1,7 @@
 // The C interface of the native proposers: those of orchestrator/proposers that need only tokens, bit for bit.
 //
-// A process has one Estimates; a request has one Proposer, which one thread at a time may use. What cannot be made is
-// null, and a number of nodes is -1, if there is no memory.
+// A process has one Estimates; a request has one Proposer, which one thread at a time may use. If
+// memory runs out, a new object is null and a number of nodes is -1.
 
 #include <cstddef>
 #include <cstdint>

@@ -99,8 +99,8 @@ const char* sampling_log_p(const Request* requests, size_t count, size_t vocab_s
 }
 
 // Write, by each request's raw logits, the log-probability of its token and its num_top most probable tokens, the largest
-// logit first and the lowest id first among equals: the log-probabilities of unequal logits may be rounded to the same
-// number, and the first token is to be the argmax. tokens, log_probs: (count). top_ids, top_log_probs: (count, num_top).
+// logit first and the lowest id first among equals. Unequal logits may have equal log-probabilities by rounding, so
+// sorting by these might not put the argmax first. tokens, log_probs: (count). top_ids, top_log_probs: (count, num_top).
 const char* sampling_log_probs(const Request* requests, size_t count, size_t vocab_size, const int32_t* tokens,
                                double* log_probs, size_t num_top, int32_t* top_ids, double* top_log_probs) {
   return native::guarded([&]() -> const char* {

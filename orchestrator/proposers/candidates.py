@@ -85,7 +85,7 @@ class TextCandidates:
         return found
 
     def prior(self, evidence: int) -> float:
-        """Return half as much for a token of the shorter suffix as for one of the longest."""
+        """Return the chance by the length of the agreement, and half of it for a token of the shorter suffix."""
         return _text_prior(evidence % 1000) * (0.5 if evidence >= 1000 else 1.0)
 
 
