@@ -14,15 +14,11 @@
 
 using namespace drafts;
 using native::guarded_or;
+using native::make;
 
 namespace {
 
 Growth* growth_of(void* proposer) { return static_cast<Growth*>(static_cast<Proposer*>(proposer)); }
-
-template <class Made, class... Arguments>
-Made* make(Arguments... arguments) {
-  return guarded_or<Made*>(nullptr, [&] { return new Made(arguments...); });
-}
 
 }  // namespace
 

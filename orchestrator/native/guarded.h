@@ -43,4 +43,10 @@ Result guarded_or(Result failed, const Body& body) noexcept {
   }
 }
 
+// Return a new object, or null if it cannot be made.
+template <class Made, class... Arguments>
+Made* make(Arguments... arguments) noexcept {
+  return guarded_or<Made*>(nullptr, [&] { return new Made(arguments...); });
+}
+
 }  // namespace native

@@ -1,5 +1,6 @@
 // The C interface of drafting heads: a head is created empty, given its weights, and then drafts. Called from Python
-// (head_weights.py, heads.py). What cannot be made is null; a text says what is wrong, and is null if nothing is.
+// (head_weights.py, heads.py). A function that makes an object returns null if it fails. The others that can fail return
+// null, or a text that says what is wrong.
 
 #include <string>
 
@@ -10,17 +11,13 @@
 using native::Drafting;
 using native::Eagle;
 using native::guarded;
+using native::make;
 using native::Head;
 using native::Linear;
 using native::Model;
 using native::Shape;
 
 namespace {
-
-template <class Made, class... Arguments>
-Head* make(Arguments... arguments) {
-  return native::guarded_or<Head*>(nullptr, [&] { return new Made(arguments...); });
-}
 
 // The vector or table of a head, null for an unknown name; the norms are EAGLE-3's.
 std::vector<float>* find_vector(Head& head, const std::string& name) {

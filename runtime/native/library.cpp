@@ -1,5 +1,6 @@
 // The C interface of models: a model is created empty, given its weights, and then run. Called from Python
-// (library.py). What cannot be made is null; a text says what is wrong, and is null if nothing is.
+// (library.py). A function that makes an object returns null if it fails. The others that can fail return null, or a
+// text that says what is wrong.
 
 #include <cstddef>
 #include <cstring>
