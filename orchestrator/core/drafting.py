@@ -57,8 +57,11 @@ class Drafting:
         self.context.commit(acceptance.tokens(proposal.tree))
         self.proposer.observe(proposal.tree, acceptance)
 
-    def commit_compiled(self, steps: Sequence[Step]) -> None:
-        """Commit the tokens of steps whose trees native code drafted."""
+    def commit_several(self, steps: Sequence[Step], is_compiled: bool) -> None:
+        """Commit the tokens of a burst's steps. is_compiled: native code drafted for them; otherwise they are plain."""
         for step in steps:
             self.context.commit(step.tokens)
-        self.proposer.observe_compiled(steps)
+        if is_compiled:
+            self.proposer.observe_compiled(steps)
+        else:
+            self.proposer.observe_plain(steps)

@@ -145,6 +145,11 @@ class Proposer(Protocol):
         """Learn from the decision on the last proposal; the context already has the committed tokens."""
         return
 
+    def observe_plain(self, steps: Sequence[Step]) -> None:
+        """Learn from plain steps that were made together, as many as `num_plain` announced or fewer."""
+        for step in steps:
+            self.observe(step.proposal.tree, step.acceptance)
+
     def observe_compiled(self, steps: Sequence[Step]) -> None:
         """Learn from steps whose trees `compiled` drafted, and from which it has already learnt."""
         return

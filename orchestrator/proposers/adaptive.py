@@ -109,13 +109,21 @@ class Adaptive(Proposer):
         self._proposer.observe(tree, acceptance)
         self._ranks.learn(tree if self._is_sampled else self._drafted.tree, acceptance.tokens(tree))
         step_s = self._meter.answered(tree, acceptance)
-        if not acceptance.has_prompts:  # a pass that reads prompts may lack room for the usual steps
-            self._num_in_pass = acceptance.num_in_pass
+        self._note_load(acceptance)
         if self._was_asked and self._is_probe and step_s:
             self._levels.probe_s = self._levels.probe_s.of(step_s * acceptance.num_in_pass)
         self._levels.idle_s = 0.0 if self._was_asked else self._levels.idle_s + step_s
-        # Of several plain steps in a row, only the first may follow a draft.
         self._drafted, self._was_asked = Proposal.empty(), False
+
+    def observe_plain(self, steps: Sequence[Step]) -> None:
+        """Learn from the steps of a pause; only the first may follow a draft."""
+        first, *others = steps
+        self.observe(first.proposal.tree, first.acceptance)
+        if others:
+            self._proposer.observe_plain(others)
+            acceptances = [step.acceptance for step in others]
+            self._levels.idle_s += self._meter.rested(acceptances)
+            self._note_load(acceptances[-1])
 
     def end_rest(self) -> None:
         """End a pause early, so that the next step checks whether a draft pays."""
@@ -138,6 +146,10 @@ class Adaptive(Proposer):
             return Budget(0, 0)
         self._has_reserved = False
         return Budget(budget.max_nodes, levels)
+
+    def _note_load(self, acceptance: Acceptance) -> None:
+        if not acceptance.has_prompts:  # a pass that reads prompts may lack room for the usual steps
+            self._num_in_pass = acceptance.num_in_pass
 
     def _may_probe(self) -> bool:
         """Return whether this request should probe whether drafts pay again; never before its first step."""
@@ -222,6 +234,11 @@ class AdaptiveWhereShared(Proposer):
         """Learn, and see whether others share the passes."""
         self._used.observe(tree, acceptance)
         self._note_load(acceptance)
+
+    def observe_plain(self, steps: Sequence[Step]) -> None:
+        """Learn, and see whether others share the passes."""
+        self._used.observe_plain(steps)
+        self._note_load(steps[-1].acceptance)
 
     def observe_compiled(self, steps: Sequence[Step]) -> None:
         """Learn, and see whether others share the passes."""

@@ -81,6 +81,10 @@ class DrafterProposer(Proposer):
         """Note that the drafter has not read the tokens of this step, since it was not made in native code."""
         self._use = None
 
+    def observe_plain(self, steps: Sequence[Step]) -> None:
+        """Do as for a single step: steps that are made together bring no hidden states."""
+        self.observe(steps[-1].proposal.tree, steps[-1].acceptance)
+
     def close(self) -> None:
         """End the drafter's sequence."""
         self._client.close()

@@ -87,6 +87,12 @@ class Guarded(Proposer):
             with self._catching("observe"):
                 self._proposer.observe(tree, acceptance)
 
+    def observe_plain(self, steps: Sequence[Step]) -> None:
+        """Let the proposer learn."""
+        if not self._failed:
+            with self._catching("observe"):
+                self._proposer.observe_plain(steps)
+
     def observe_compiled(self, steps: Sequence[Step]) -> None:
         """Let the proposer learn."""
         if not self._failed:

@@ -60,9 +60,9 @@ class Ledger:
         """End the pause now."""
         self._pause = 0
 
-    def rest(self, rest_s: float = 0.0) -> None:
-        """Enter a plain step of a pause. rest_s: at the last step, the time of the whole pause."""
-        self._pause -= 1
+    def rest(self, num_steps: int, rest_s: float = 0.0) -> None:
+        """Enter plain steps of a pause. rest_s: at the last step, the time of the whole pause."""
+        self._pause -= num_steps
         self._elapsed_s += rest_s
 
     def observe(self, num_tokens: int, step_s: float, plain_s: float) -> None:
@@ -96,16 +96,16 @@ class Rest(NamedTuple):
     num_in_pass: int = 0
     is_apart: bool = False
 
-    def of(self, acceptance: Acceptance) -> Rest:
-        """Return the pause with one more step."""
+    def of(self, acceptances: Sequence[Acceptance]) -> Rest:
+        """Return the pause with more steps."""
         return Rest(
             self.began_s,
-            self.num_steps + 1,
-            self.queue_us + acceptance.queue_us,
-            self.in_passes_s + pass_s(acceptance),
-            self.has_prompts or acceptance.has_prompts,
-            self.num_in_pass or acceptance.num_in_pass,
-            self.is_apart or 2 * acceptance.num_beside >= acceptance.num_in_pass,
+            self.num_steps + len(acceptances),
+            self.queue_us + sum(each.queue_us for each in acceptances),
+            self.in_passes_s + sum(pass_s(each) for each in acceptances),
+            self.has_prompts or any(each.has_prompts for each in acceptances),
+            self.num_in_pass or acceptances[0].num_in_pass,
+            self.is_apart or any(2 * each.num_beside >= each.num_in_pass for each in acceptances),
         )
 
 
@@ -195,8 +195,7 @@ class Meter:
             self.is_first = False
             return 0.0
         if self._ledger.pause:
-            self._note_rest(acceptance)
-            return self._note_rate(1, self._plain_s)
+            return self.rested([acceptance])
         num_rows, step_s = tree.num_nodes + 1, self._costs.clock() - self._sent_s - 1e-6 * acceptance.queue_us
         if acceptance.load or not acceptance.num_beside:  # otherwise it is unknown what the time was spent on
             self._costs.observe(num_rows, acceptance.num_in_pass, acceptance.num_tokens, step_s, acceptance.load)
@@ -204,6 +203,14 @@ class Meter:
             step_s = float(surface.seconds[num_rows - 1]) + self.draft_s
             self._ledger.observe(acceptance.num_tokens, step_s, plain_s(surface))
         return self._note_rate(acceptance.num_tokens, step_s)
+
+    def rested(self, acceptances: Sequence[Acceptance]) -> float:
+        """Note steps of a pause, as many as it has or fewer; return what they cost together."""
+        self._note_rest(acceptances)
+        step_s = self._plain_s
+        for _ in acceptances:
+            self._note_rate(1, step_s)
+        return len(acceptances) * step_s
 
     def made(self, steps: Sequence[Step]) -> list[float]:
         """Note the steps of a burst in which native code drafts; return what each cost."""
@@ -235,18 +242,18 @@ class Meter:
         self._tokens, self._seconds = DISCOUNT * self._tokens + num_tokens, DISCOUNT * self._seconds + step_s
         return step_s
 
-    def _note_rest(self, acceptance: Acceptance) -> None:
-        """Note a step of a pause; steps may be made several at a time, so only their total time is measured."""
-        self._rest = rest = self._rest.of(acceptance)
-        if self._ledger.pause > 1:
-            self._ledger.rest()
+    def _note_rest(self, acceptances: Sequence[Acceptance]) -> None:
+        """Note steps of a pause; steps may be made several at a time, so only their total time is measured."""
+        self._rest = rest = self._rest.of(acceptances)
+        if self._ledger.pause > len(acceptances):
+            self._ledger.rest(len(acceptances))
             return
         rest_s = self._costs.clock() - rest.began_s - 1e-6 * rest.queue_us
-        self._ledger.rest(rest_s)
+        self._ledger.rest(len(acceptances), rest_s)
         self._rest = Rest()
         if self._costs.makes_drafted:
             rest_s = rest.in_passes_s  # measured in the same way as steps with drafts
-        num_in_pass, load = acceptance.num_in_pass, acceptance.load
+        num_in_pass, load = acceptances[-1].num_in_pass, acceptances[-1].load
         is_mixed = max(num_in_pass, rest.num_in_pass) > 2 * min(num_in_pass, rest.num_in_pass)
         if (rest.has_prompts or is_mixed or rest.is_apart) and self._surface():
             self._costs.postpone_plain()

@@ -226,11 +226,7 @@ class Run:
         """Note the steps of a burst; only the last one can end the run."""
         call_s = (time.monotonic() - self._called_s - sum(step.draft_s + step.target_s for step in steps)) / len(steps)
         steps[0] = steps[0]._replace(draft_s=self._drafting.draft_s)
-        if is_compiled:
-            self._drafting.commit_compiled(steps)
-        else:
-            for step in steps:
-                self._drafting.commit(step.proposal, step.acceptance)
+        self._drafting.commit_several(steps, is_compiled)
         self._ready += [step._replace(target_s=step.target_s + call_s) for step in steps]
         self._has_ended = self._ends_after(steps[-1].tokens)
 

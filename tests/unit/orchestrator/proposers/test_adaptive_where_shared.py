@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.core.context import Context
-from orchestrator.core.proposal import Budget, Proposer
+from orchestrator.core.proposal import Budget, Proposer, Step
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.tree import TokenTree
@@ -124,3 +124,39 @@ def test_before_its_first_step_a_request_makes_no_probe(monkeypatch: pytest.Monk
     assert [sizes(each, 2, num_steps=1) for each in (first, other)] == [[0], [0]]
     assert guesses.num_calls == 0
     assert [bool(sizes(each, 2, num_steps=1)[0]) or guesses.num_calls for each in (first, other)] == [1, 1]
+
+
+def in_bursts(together: bool) -> tuple[list[int], list[int], list[float]]:
+    """The sizes of drafts, the lengths of pauses, and the costs learnt, if up to five plain steps share a burst.
+
+    together: the steps of a burst are observed in one call.
+    """
+    clock = Clock()
+    costs, guesses = costs_of(clock, 1.0, 1.5, 2.0), Guesses(0.3, clock, 0.1)
+    proposer, load, context = adapted(guesses, costs), PassLoad(2, 2, 1.0, 1.0), Context([0])
+    found, pauses = list[int](), list[int]()
+    for _ in range(200):
+        proposal = proposer.propose(context, GREEDY, Budget(4, 4))
+        num_steps = max(min(proposer.num_plain, 5), 1)
+        found.append(proposal.tree.num_nodes)
+        pauses.append(proposer.num_plain)
+        clock.now_s += num_steps * 1.1
+        answer = Acceptance((), 5, queue_us=1000, forward_us=10**6, num_in_pass=2, load=load)
+        steps = [Step(proposal, answer, 0.0, 1.0)] * num_steps
+        for _ in steps:
+            context.commit([5])
+        if together and proposer.num_plain:
+            proposer.observe_plain(steps)
+        else:
+            for step in steps:
+                proposer.observe(step.proposal.tree, step.acceptance)
+    surface = costs.surface()
+    assert surface
+    return found, pauses, [surface.rate, *surface.seconds]
+
+
+def test_the_plain_steps_of_a_burst_teach_the_same_whether_they_are_observed_together_or_one_by_one() -> None:
+    together, one_by_one = in_bursts(True), in_bursts(False)
+    assert together == one_by_one
+    assert max(together[1]) > 5  # pauses are longer than a burst
+    assert any(together[0])  # drafts go on between the pauses
