@@ -25,9 +25,6 @@ from orchestrator.deployment.drain_state import Drain
 class Watched(Protocol):
     """The server whose health is reported."""
 
-    http_url: str
-    metrics_url: str
-
     def why_not_live(self) -> str | None:
         """Return why the server must be restarted, None if it need not be."""
 
@@ -41,9 +38,9 @@ class Watched(Protocol):
 class HealthServer:
     """Answers on a thread until `close`."""
 
-    def __init__(self, host: str, port: int, server: Watched, server_drain: Drain) -> None:
+    def __init__(self, host: str, port: int, server: Watched, server_drain: Drain, token_probe: Probe) -> None:
         class Handler(_Handler):
-            watched, drain, probe = server, server_drain, Probe(server.http_url, server.metrics_url)
+            watched, drain, probe = server, server_drain, token_probe
 
         self._http = _Listener((host, port), Handler)
         threading.Thread(target=self._http.serve_forever, args=(0.1,), name="health", daemon=True).start()

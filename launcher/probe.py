@@ -13,6 +13,7 @@ from launcher.engines import DIRECT, num_passes
 #: How long a token may take, and for how long an answer is reused, so that probes do not become a load.
 LIMIT_S, FRESH_S = 10.0, 2.0
 METRICS_LIMIT_S = 2.0
+_SILENT = f"no token came: the server did not answer within {LIMIT_S + 1:g} s"
 _REQUEST = {"text_input": "a", "max_tokens": 1, "speculation": "none", "timeout_ms": int(LIMIT_S * 1000)}
 #: Words in the errors of a healthy server that takes no request now: it is full or draining.
 _HEALTHY_REFUSALS = ("max_running", "draining")
@@ -38,10 +39,18 @@ class Probe:
                 self._asked_s = time.monotonic()
             return self._trouble
 
+    def is_silent(self) -> bool:
+        """Return whether a request got no answer at all, not even an error."""
+        return self.why_no_token() == _SILENT
+
+    def num_passes(self) -> float | None:
+        """Return how many passes the target has made, None if that is unknown."""
+        return num_passes(self._metrics_url, METRICS_LIMIT_S)
+
     def _ask(self) -> str | None:
-        before = num_passes(self._metrics_url, METRICS_LIMIT_S)
+        before = self.num_passes()
         trouble = self._generate()
-        if trouble and before is not None and (num_passes(self._metrics_url, METRICS_LIMIT_S) or 0.0) > before:
+        if trouble and before is not None and (self.num_passes() or 0.0) > before:
             return None
         return trouble
 
@@ -54,7 +63,7 @@ class Probe:
             with refused:
                 error = refused.read().decode(errors="replace").strip()
         except TimeoutError:
-            error = f"the server did not answer within {LIMIT_S + 1:g} s"
+            return _SILENT
         except (OSError, ValueError) as failed:
             error = str(failed) or type(failed).__name__
         if not error or any(word in error for word in _HEALTHY_REFUSALS):

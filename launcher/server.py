@@ -18,8 +18,10 @@ from launcher.command import Launch, call_threads, stub_environment
 from launcher.deployment import models_to_load, python_models
 from launcher.engines import with_kernels
 from launcher.health import HealthServer
+from launcher.probe import Probe
 from launcher.reloader import Reloader
 from launcher.settings import Ports, Settings, free_ports, joined, reachable
+from launcher.token_watch import TokenWatch
 from launcher.triton_process import TritonProcess
 from launcher.watch import Watch, reload_limit_s
 from launcher.wear import Wear
@@ -84,6 +86,7 @@ class Server:
         self._work: WorkFolder | None = None
         self._triton: TritonProcess | None = None
         self._watch: Watch | None = None
+        self._token_watch: TokenWatch | None = None
         self._health: HealthServer | None = None
         self._reloader: Reloader | None = None
         self._key = secrets.token_hex(16)
@@ -117,7 +120,8 @@ class Server:
         reloader = Reloader(config, self._load_config, self._work.places, self._ready_limit_s)
         try:
             write_repository(self._work.aliases, self.repository, aliases)
-            self._health = HealthServer(self.host, self.ports.health, self, self.drain)
+            probe = Probe(self.http_url, self.metrics_url)
+            self._health = HealthServer(self.host, self.ports.health, self, self.drain, probe)
             self._triton = triton = self._make_triton(self._work, config)
             triton.start()
         except BaseException:
@@ -135,6 +139,8 @@ class Server:
             wear=Wear(self._work.places, self._stop_limit_s, lambda: self.stop_requested, self._say),
         )
         self._watch.start()
+        self._token_watch = TokenWatch(self, probe, triton.kill, self._say, self._hang_limit_s)
+        self._token_watch.start()
 
     def wait(self) -> str | None:
         """Block while the server is well, passing on its log; return what ended it, None if a stop was requested."""
@@ -285,11 +291,13 @@ class Server:
         """End the processes and remove the work folder. keeps_log: keep the log for a day, unless it is empty."""
         if self._health:
             self._health.close()
+        if self._token_watch:
+            self._token_watch.end()
         if self._watch:
             self._watch.end()
         if self._triton:
             self._triton.end()
-        self._health = self._watch = self._triton = self._reloader = None
+        self._health = self._watch = self._token_watch = self._triton = self._reloader = None
         if self._work and keeps_log and self.log():
             self._say(f"the server's log: {self._work.keep_log()}")
         elif self._work:

@@ -1,0 +1,96 @@
+"""The watch that ends a Triton which is ready but silent."""
+
+from __future__ import annotations
+
+import pytest
+
+from launcher.probe import Probe
+from launcher.token_watch import NUM_LOOKS, TokenWatch
+
+
+class Scripted(Probe):
+    """A probe whose answers and passes a test sets."""
+
+    def __init__(self) -> None:
+        super().__init__("", "")
+        self.silent, self.passes, self.num_asked = True, 7.0, 0
+
+    def is_silent(self) -> bool:
+        self.num_asked += 1
+        return self.silent
+
+    def num_passes(self) -> float | None:
+        return self.passes
+
+
+class Site:
+    """A server that is watched, and how often it was killed."""
+
+    def __init__(self, limit_s: float = 0.0) -> None:
+        self.not_ready: str | None = None
+        self.kills, self.said, self.probe = 0, list[str](), Scripted()
+        self.watch = TokenWatch(self, self.probe, self._kill, self.said.append, limit_s)
+        self.watch.look()  # learns how many passes there were
+
+    def why_not_ready(self) -> str | None:
+        return self.not_ready
+
+    def look(self, times: int = NUM_LOOKS) -> int:
+        """Look so often; return how often it has been killed so far."""
+        for _ in range(times):
+            self.watch.look()
+        return self.kills
+
+    def _kill(self) -> None:
+        self.kills += 1
+
+
+def test_a_server_that_is_ready_and_answers_nothing_is_killed_once_until_it_has_been_silent_as_long_again() -> None:
+    site = Site()
+    assert site.look(NUM_LOOKS - 1) == 0
+    assert site.look(1) == 1
+    assert site.said == ["Triton is ready, but has answered no request for 0 s; killing it"]
+    assert site.look(NUM_LOOKS - 1) == 1
+    assert site.look(1) == 2
+
+
+def test_one_answer_begins_the_count_anew() -> None:
+    site = Site()
+    site.look(NUM_LOOKS - 1)
+    site.probe.silent = False
+    site.look(1)
+    site.probe.silent = True
+    assert site.look(NUM_LOOKS - 1) == 0
+
+
+def test_looks_that_are_quick_do_not_shorten_the_limit() -> None:
+    assert Site(limit_s=60.0).look(20) == 0
+
+
+def test_a_server_that_is_not_ready_is_not_asked() -> None:
+    site = Site()
+    site.not_ready = "the server is draining"
+    assert site.look(20) == 0
+    assert site.probe.num_asked == 0
+
+
+def test_a_server_that_ceases_to_be_ready_while_it_is_asked_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site()
+    answers = iter([None, "model target has been silent for 4 s"] * 20)
+    monkeypatch.setattr(site, "why_not_ready", lambda: next(answers))
+    assert site.look(20) == 0
+    assert site.probe.num_asked == 20
+
+
+def test_a_server_that_makes_passes_is_not_asked() -> None:
+    site = Site()
+    for _ in range(20):
+        site.probe.passes += 1
+        site.look(1)
+    assert (site.kills, site.probe.num_asked) == (0, 0)
+
+
+def test_a_watch_that_has_ended_kills_nothing() -> None:
+    site = Site()
+    site.watch.end()
+    assert site.look(20) == 0
