@@ -143,26 +143,29 @@ def load_config(path: str | os.PathLike[str], environ: Mapping[str, str] = os.en
         for name in environ
         if name.startswith(PREFIX) and not _FOREIGN.fullmatch(name)
     }
+
+    def where(key: str) -> str:
+        return f"environment variable {variables[key]}" if key in variables else f"key {key} in {file}"
+
     values = read_toml(file, "deployment")
     values |= {key: parse_text(ServingConfig, key, environ[name]) for key, name in variables.items()}
-    config = validate(
-        ServingConfig,
-        {"target": "", **values},
-        lambda key: f"environment variable {variables[key]}" if key in variables else f"key {key} in {file}",
-    )
+    config = validate(ServingConfig, {"target": "", **values}, where)
     if not config.target:
         raise ConfigError(f"target is missing: name the model to serve, a folder or a hub id (key target in {file})")
     _check_consistent(config, file)
-    paths = {key: resolved(getattr(config, key), file.parent) for key in FOLDERS}
+    paths = {key: resolved(getattr(config, key), file.parent, where(key)) for key in FOLDERS}
     return config.model_copy(update=paths)
 
 
-def resolved(value: str, folder: Path) -> str:
-    """Return an absolute path, or `value` itself if it is empty or a hub id; ConfigError for an unknown user's ~."""
+def resolved(value: str, folder: Path, where: str) -> str:
+    """Return an absolute path, or `value` itself if it is empty or a hub id; ConfigError for an unknown user's ~.
+
+    folder: where a relative path starts. where: names the place of the value in the error message.
+    """
     try:
         path = folder / Path(value).expanduser()
     except RuntimeError as error:
-        raise ConfigError(f"{shown(value)} names no folder: {error} (serving.toml)") from None
+        raise ConfigError(f"{shown(value)} names no folder: {error} ({where})") from None
     is_hub_id = _HUB_ID.fullmatch(value) and not path.parent.exists()
     return value if not value or is_hub_id else os.path.abspath(path)
 
