@@ -36,7 +36,7 @@ TORCH_FITS := from importlib.metadata import version as v; exit(not (2, 11) <= t
 
 .DEFAULT_GOAL := help
 # build, tests, docker, gateway and clients are folders: no target may be mistaken for one.
-.PHONY: help setup demo serve reload gateway test failover soak overload neighbour exact audit audit-full fuzz fuzz-parsers bench paper profile load load-ui lint lock models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
+.PHONY: help setup demo serve reload gateway test failover soak overload neighbour exact audit audit-full fuzz fuzz-parsers bench paper profile load load-ui lint configuration lock models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -107,6 +107,9 @@ lint: $(VENV)/.dev ## style, types, import layers, size of the shipped models
 	@$(VENV)/bin/mypy
 	@$(PY) -m tools.layers
 	@$(PY) -m build.sizes
+
+configuration: $(VENV)/.serve ## write docs/configuration.md anew: every key of a deployment file, from its declaration
+	@$(PY) -m tools.configuration
 
 lock: $(VENV)/.dev ## write requirements.lock anew: what pyproject.toml and constraints.txt ask for, with hashes
 	@$(PY) -m tools.lock $(ARGS)

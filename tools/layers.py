@@ -39,8 +39,13 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "model_repository": ("torch", "transformers", *_PRODUCTS),
     "tools": ("orchestrator", "runtime", *(p for p in _PRODUCTS if p != "tools")),
 }
-#: Clients that are not meant to be copied: they start the server that they ask.
-_EXCEPTIONS = {("clients/demo.py", "launcher"), ("clients/load.py", "launcher")}
+#: Clients that are not meant to be copied: they start the server that they ask. A page that is made from a declaration.
+_EXCEPTIONS = {
+    ("clients/demo.py", "launcher"),
+    ("clients/load.py", "launcher"),
+    ("tools/configuration.py", "orchestrator.core.declarations"),
+    ("tools/configuration.py", "orchestrator.deployment.config"),
+}
 
 
 def violations(root: Path) -> list[str]:

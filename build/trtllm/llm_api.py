@@ -178,11 +178,15 @@ def load_llm_spec(file: Path) -> LlmApiSpec:
             )
     compiled_only = EngineSpec.model_fields.keys() - LlmApiSpec.model_fields.keys()
     values = {key: value for key, value in content.items() if key not in compiled_only}
-    spec = validate(LlmApiSpec, values, lambda key: f"key {key} in {file}")
+
+    def where(key: str) -> str:
+        return f"key {key} in {file}"
+
+    spec = validate(LlmApiSpec, values, where)
     if not spec.target:
-        raise ConfigError(f"target is missing: name the checkpoint to serve (key target in {file})")
+        raise ConfigError(f"target is missing: name the checkpoint to serve ({where('target')})")
     folder = file.absolute().parent
-    return spec.model_copy(update={key: resolved(getattr(spec, key), folder) for key in CHECKPOINTS})
+    return spec.model_copy(update={key: resolved(getattr(spec, key), folder, where(key)) for key in CHECKPOINTS})
 
 
 def manifest_of(spec: LlmApiSpec) -> LlmManifest:

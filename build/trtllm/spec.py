@@ -119,4 +119,5 @@ def load_spec(path: Path | None, flags: Mapping[str, str]) -> EngineSpec:
     spec = validate(EngineSpec, content | parsed, where)
     check_method(spec.method, where("method"))
     folders = {key: Path.cwd() if key in flags else Path(path or "").absolute().parent for key in CHECKPOINTS}
-    return spec.model_copy(update={key: resolved(getattr(spec, key), folder) for key, folder in folders.items()})
+    paths = {key: resolved(getattr(spec, key), folder, where(key)) for key, folder in folders.items()}
+    return spec.model_copy(update=paths)

@@ -103,9 +103,13 @@ def fields_of(model: type[Declaration]) -> dict[str, FieldInfo]:
 
 def refusal(key: str, value: Any, field: FieldInfo, where: str) -> str:
     """Return the error message for a value that a field does not allow."""
-    allowed, options = _allowed(field)
-    hint = did_you_mean(value, options) if isinstance(value, str) else ""
-    return f"{key} must be {field.description or allowed}, got {shown(value)}{hint} ({where})"
+    hint = did_you_mean(value, _allowed(field)[1]) if isinstance(value, str) else ""
+    return f"{key} must be {allowed_values(field)}, got {shown(value)}{hint} ({where})"
+
+
+def allowed_values(field: FieldInfo) -> str:
+    """Return in words which values a field allows."""
+    return field.description or _allowed(field)[0]
 
 
 def _allowed(field: FieldInfo) -> tuple[str, tuple[str, ...]]:

@@ -41,63 +41,81 @@ _FOREIGN = re.compile(r"SERVING_(CONFIG|SERVICE_.*|PORT|PORT_.*)")
 
 
 class ServingConfig(Declaration):
-    """A deployment. `load_config` makes one, whose paths are absolute."""
+    """A deployment. `load_config` makes one, whose paths are absolute.
 
-    #: the model whose text is served: folder or hub id; required
+    docs/configuration.md is made from this class by `make configuration`: a `#` line begins a group of keys, and the
+    `#:` lines above a key say what it means.
+    """
+
+    # Models
+    #: the model whose text is served: a folder or a hub id (`owner/name`)
     target: str
-    #: drafters, each a folder or a hub id; empty = not loaded
+    #: the draft model of the method `draft_model`: a folder or a hub id; empty = not loaded
     draft: str = ""
+    #: the heads of the method `medusa`: a folder or a hub id; empty = not loaded
     medusa: str = ""
+    #: the head of the methods `eagle` and `eagle2`: a folder or a hub id; empty = not loaded
     eagle: str = ""
+    #: the head of the method `eagle3`: a folder or a hub id; empty = not loaded
     eagle3: str = ""
+    #: the head of the method `redrafter`: a folder or a hub id; empty = not loaded
     redrafter: str = ""
-    #: what runs the models
+
+    # Engine
+    #: what runs the models: `torch`, or one of the three ways to run TensorRT-LLM (docs/tensorrt-llm.md)
     engine: Engine = "torch"
-    #: cpu, cuda, or one GPU: cuda:0
+    #: where the models run; `cuda:N` is the GPU with the number N
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$", description="cpu, cuda or cuda:N")
-    #: float64 is the exact test mode
+    #: the number format of the weights and the computation; `float64` is the exact test mode (docs/numerics.md)
     dtype: Literal["float64", "float32", "bfloat16"] = "float32"
-    #: what computes the forward pass on a CPU: auto and native = native code where it can, torch (docs/numerics.md)
+    #: what computes the forward pass on a CPU: `auto` and `native` = native code where it supports the model, else
+    #: torch (docs/numerics.md, Native forward pass)
     kernels: Literal["auto", "native", "torch"] = "auto"
     #: memory of the target's KV blocks, in MiB
     kv_memory_mb: int = Field(512, ge=1, le=1 << 20)
     #: tokens of a KV block
     block_tokens: int = Field(16, ge=1, le=512)
-    #: requests that run at once; each is a thread
-    max_running: int = Field(32, ge=1, le=256)
-    #: requests that wait beyond those; more are refused
-    max_waiting: int = Field(64, ge=0, le=65536)
-    #: requests of one cache_salt that run at once; 0 = as many as max_running
-    max_running_per_salt: int = Field(0, ge=0, le=256)
-    #: the most that a request may ask for as max_tokens
-    max_tokens_limit: int = Field(4096, ge=1, le=1 << 20)
-    #: max_tokens of a request that does not set it
-    default_max_tokens: int = Field(128, ge=1, le=1 << 20)
-    #: maximum draft nodes of a tree, root not counted
-    max_nodes: int = Field(MAX_NODES, ge=1, le=MAX_NODES)
-    #: the drafting method of a request that does not name one; a union is joined by +
-    default_speculation: str = "auto"
-    #: how long a step waits for a drafter before it continues without drafts
-    draft_timeout_ms: int = Field(250, ge=1, le=60_000)
-    #: deadline of a request that does not set one
-    request_timeout_ms: int = Field(60_000, ge=1, le=86_400_000)
-    #: the most that a request may ask for as timeout_ms; the launcher's own probe asks for 10 s
-    max_timeout_ms: int = Field(86_400_000, ge=10_000, le=86_400_000)
-    #: folder of token statistics for the method ngram; empty = not loaded
-    ngram_tables: str = ""
-    #: folder of indexed text that suffix and ngram may draft from; empty = none (docs/methods/suffix.md, Corpus)
-    corpus_index: str = ""
-    #: tokens of earlier responses that suffix and ngram may draft from; 0 = off (docs/operations.md, Memory)
-    remember_tokens: int = Field(0, ge=0, le=4_000_000)
-    #: requests may ask for output that matches a JSON schema or an expression (docs/operations.md, Structured output)
-    structured_output: bool = True
-    #: more names of the model `speculative`, joined by commas, for clients that ask for another (docs/clients.md)
-    aliases: str = ""
-    #: methods draft in the target's process, which then has the drafters, for several steps per call (docs/wire.md,
-    #: Runs); false = the loop drafts, and each drafter is a Triton model of its own
-    runs: bool = True
     #: requests that begin alike share KV blocks
     prefix_sharing: bool = True
+
+    # Requests
+    #: requests that run at once; each is a thread
+    max_running: int = Field(32, ge=1, le=256)
+    #: requests that wait beyond those; more are refused (docs/operations.md, Refusals)
+    max_waiting: int = Field(64, ge=0, le=65536)
+    #: requests of one `cache_salt` that run at once (docs/operations.md, Who goes first); 0 = as many as `max_running`
+    max_running_per_salt: int = Field(0, ge=0, le=256)
+    #: the most that a request may ask for as `max_tokens`
+    max_tokens_limit: int = Field(4096, ge=1, le=1 << 20)
+    #: `max_tokens` of a request that does not set it; at most `max_tokens_limit`
+    default_max_tokens: int = Field(128, ge=1, le=1 << 20)
+    #: deadline of a request that does not set one; at most `max_timeout_ms`
+    request_timeout_ms: int = Field(60_000, ge=1, le=86_400_000)
+    #: the most that a request may ask for as `timeout_ms`; the launcher's own probe asks for 10 s
+    max_timeout_ms: int = Field(86_400_000, ge=10_000, le=86_400_000)
+    #: requests may ask for output that matches a JSON schema or an expression (docs/operations.md, Structured output)
+    structured_output: bool = True
+    #: more names of the model `speculative`, joined by commas, for clients that ask for another (docs/clients.md, Other
+    #: names of the model)
+    aliases: str = ""
+
+    # Drafts
+    #: the drafting method of a request that does not name one; `+` joins the methods of a union (docs/methods/union.md)
+    default_speculation: str = "auto"
+    #: maximum draft nodes of a tree, root not counted
+    max_nodes: int = Field(MAX_NODES, ge=1, le=MAX_NODES)
+    #: how long a step waits for a drafter before it continues without drafts
+    draft_timeout_ms: int = Field(250, ge=1, le=60_000)
+    #: true = methods draft in the target's process, which then has the drafters, for several steps per call
+    #: (docs/wire.md, Runs); false = the loop drafts, and each drafter is a Triton model of its own
+    runs: bool = True
+    #: folder of token statistics for the method `ngram` (docs/methods/ngram.md, Tables); empty = not loaded
+    ngram_tables: str = ""
+    #: folder of indexed text for `auto`, `suffix` and `ngram` to draft from (docs/methods/suffix.md, Corpus); empty =
+    #: none
+    corpus_index: str = ""
+    #: tokens of earlier responses that `suffix` and `ngram` may draft from (docs/operations.md, Memory); 0 = off
+    remember_tokens: int = Field(0, ge=0, le=4_000_000)
 
     @property
     def has_runs(self) -> bool:
@@ -125,26 +143,29 @@ def load_config(path: str | os.PathLike[str], environ: Mapping[str, str] = os.en
         for name in environ
         if name.startswith(PREFIX) and not _FOREIGN.fullmatch(name)
     }
+
+    def where(key: str) -> str:
+        return f"environment variable {variables[key]}" if key in variables else f"key {key} in {file}"
+
     values = read_toml(file, "deployment")
     values |= {key: parse_text(ServingConfig, key, environ[name]) for key, name in variables.items()}
-    config = validate(
-        ServingConfig,
-        {"target": "", **values},
-        lambda key: f"environment variable {variables[key]}" if key in variables else f"key {key} in {file}",
-    )
+    config = validate(ServingConfig, {"target": "", **values}, where)
     if not config.target:
         raise ConfigError(f"target is missing: name the model to serve, a folder or a hub id (key target in {file})")
     _check_consistent(config, file)
-    paths = {key: resolved(getattr(config, key), file.parent) for key in FOLDERS}
+    paths = {key: resolved(getattr(config, key), file.parent, where(key)) for key in FOLDERS}
     return config.model_copy(update=paths)
 
 
-def resolved(value: str, folder: Path) -> str:
-    """Return an absolute path, or `value` itself if it is empty or a hub id; ConfigError for an unknown user's ~."""
+def resolved(value: str, folder: Path, where: str) -> str:
+    """Return an absolute path, or `value` itself if it is empty or a hub id; ConfigError for an unknown user's ~.
+
+    folder: where a relative path starts. where: names the place of the value in the error message.
+    """
     try:
         path = folder / Path(value).expanduser()
     except RuntimeError as error:
-        raise ConfigError(f"{shown(value)} names no folder: {error} (serving.toml)") from None
+        raise ConfigError(f"{shown(value)} names no folder: {error} ({where})") from None
     is_hub_id = _HUB_ID.fullmatch(value) and not path.parent.exists()
     return value if not value or is_hub_id else os.path.abspath(path)
 

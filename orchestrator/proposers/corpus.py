@@ -26,7 +26,7 @@ MAX_DEPTH = 64
 MAX_PLACES = 256
 #: As MAX_PLACES, in each shard, where only the likeliest follower is wanted.
 FEW_PLACES = 32
-WHERE = "key corpus_index in serving.toml"
+WHERE = "key corpus_index in the deployment file"
 REMEDY = f"build it again with python -m build.corpus_index, or leave the key empty ({WHERE})"
 
 Ends = npt.NDArray[np.uint32]

@@ -136,7 +136,7 @@ def shape_of(config: LookaheadConfig, num_parameters: int, max_nodes: int) -> Sh
     if shape.num_nodes > max_nodes:
         raise RequestError(
             f"lookahead with window {shape.window}, ngram {shape.ngram}, guesses {shape.guesses} needs "
-            f"{shape.num_nodes} nodes, but {max_nodes} are allowed (max_nodes in {WHERE} or serving.toml)"
+            f"{shape.num_nodes} nodes, but {max_nodes} are allowed (max_nodes in {WHERE} or in the deployment file)"
         )
     return shape
 

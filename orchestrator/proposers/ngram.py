@@ -46,7 +46,7 @@ class Ngram(Proposer):
         if dependencies.tables is None and dependencies.memory is None and dependencies.corpus is None:
             raise RequestError(
                 "method 'ngram' needs token statistics, and this server has none "
-                "(keys ngram_tables, corpus_index and remember_tokens in serving.toml)"
+                "(keys ngram_tables, corpus_index and remember_tokens in the deployment file)"
             )
         self._config = config
         self._draft_len = config.draft_len

@@ -153,7 +153,7 @@ def select_method(
         if method.drafter and method.drafter not in drafters:
             raise RequestError(
                 f"method {method.name!r} needs the drafter {method.drafter!r}, which this server has not loaded "
-                f"(key {method.drafter} in serving.toml)"
+                f"(key {method.drafter} in the deployment file)"
             )
     values = read_object(config_json)
     if len(methods) == 1:

@@ -20,7 +20,7 @@ from orchestrator.core.types import FloatArray
 FILE = "ngrams.npz"
 #: Longest n-gram: a context of three tokens of any vocabulary below 2²¹ fits into an int64.
 MAX_ORDER = 4
-WHERE = "key ngram_tables in serving.toml"
+WHERE = "key ngram_tables in the deployment file"
 REMEDY = f"count again with python -m build.ngrams, or leave the key empty ({WHERE})"
 
 IntArray = npt.NDArray[Any]

@@ -91,7 +91,7 @@ class RequestBuilder:
         if inputs.timeout_ms > self.config.max_timeout_ms:
             raise RequestError(
                 f"timeout_ms must be in 0..{self.config.max_timeout_ms}, got {inputs.timeout_ms} "
-                "(input timeout_ms; max_timeout_ms in serving.toml)"
+                "(input timeout_ms; max_timeout_ms in the deployment file)"
             )
         return inputs.timeout_ms or self.config.request_timeout_ms
 
@@ -220,7 +220,9 @@ class RequestBuilder:
         """Raise RequestError for an option that this deployment, model or output length does not allow."""
         if inputs.guided_decoding_guide_type and not self.config.structured_output:
             name = "guided_decoding_guide_type"
-            raise RequestError(f"{name} is not served here (structured_output = false in serving.toml; input {name})")
+            raise RequestError(
+                f"{name} is not served here (structured_output = false in the deployment file; input {name})"
+            )
         if inputs.stream and not self.streams:
             raise RequestError(
                 "stream must be false here: this model sends one response; use the model 'speculative' (input stream)"

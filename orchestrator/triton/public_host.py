@@ -169,7 +169,7 @@ class PublicHost:
         """Return the refusal of a request that finds the queue full; clients read the time from its message."""
         return Unavailable(
             f"{self._served.config.max_running} requests run and {self._served.config.max_waiting} wait; "
-            f"try again in {self._admission.retry_after_s()} s (max_running, max_waiting in serving.toml)"
+            f"try again in {self._admission.retry_after_s()} s (max_running, max_waiting in the deployment file)"
         )
 
     def _refuse(self, reason: str, sender: Any) -> None:

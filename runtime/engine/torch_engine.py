@@ -111,7 +111,9 @@ def _warm_up_delta(paged: PagedModel) -> Delta:
 
 def _load(checkpoint: str, config: ServingConfig, features: HiddenStates) -> PagedModel:
     if config.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device = {config.device!r}, but torch sees no CUDA device (serving.toml)")
+        raise ConfigError(
+            f"device = {config.device!r}, but torch sees no CUDA device (key device in the deployment file)"
+        )
     model = load_model(checkpoint, config.device, config.dtype, features, config.kernels)
     paged = PagedModel(model, config.kv_memory_mb, config.block_tokens, share=config.prefix_sharing)
     if model.device.type == "cuda":

@@ -76,10 +76,12 @@ def load_engine(kind: str, config: ServingConfig) -> tuple[Any, HeadEngine]:
     if config.engine != "torch":
         raise ConfigError(
             f"{kind} drafts from the target's hidden states, which engine = {config.engine!r} does not give; "
-            "engine = 'torch' does (serving.toml)"
+            "engine = 'torch' does (key engine in the deployment file)"
         )
     if config.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device = {config.device!r}, but torch sees no CUDA device (serving.toml)")
+        raise ConfigError(
+            f"device = {config.device!r}, but torch sees no CUDA device (key device in the deployment file)"
+        )
     device, dtype = torch.device(config.device), DTYPES[config.dtype]
     head = load_head(kind, getattr(config, kind), config.target, dtype, device)
     native = _native(head, kind, config) if config.kernels != "torch" else None

@@ -82,7 +82,7 @@ class BlockPool:
         if count > available:
             raise Unavailable(
                 f"KV pool full: {count} blocks needed, {available} of {self.num_blocks} available "
-                "(kv_memory_mb in serving.toml)"
+                "(kv_memory_mb in the deployment file)"
             )
         blocks: list[int] = []
         for _ in range(count):

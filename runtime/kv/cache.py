@@ -30,7 +30,7 @@ def num_blocks_in(memory_mb: int, shape: CacheShape, block_tokens: int, dtype: t
     if num_blocks < 2:
         raise ConfigError(
             f"kv_memory_mb = {memory_mb} holds {num_blocks} KV blocks of {block_bytes} bytes, "
-            "at least 2 are needed (serving.toml)"
+            "at least 2 are needed (key kv_memory_mb in the deployment file)"
         )
     return num_blocks
 
@@ -53,7 +53,8 @@ class KVCache:
             self.features = torch.empty((slots, shape.feature_width), dtype=dtype, device=device)
         except RuntimeError:  # torch.OutOfMemoryError, which this is on a GPU, is one too
             raise ConfigError(
-                f"kv_memory_mb = {memory_mb} is more memory than {device} has free; take less (serving.toml)"
+                f"kv_memory_mb = {memory_mb} is more memory than {device} has free; take less "
+                "(key kv_memory_mb in the deployment file)"
             ) from None
 
     @torch.inference_mode()

@@ -220,7 +220,7 @@ class SequenceTable:
         if needed > self.pool.num_blocks:
             raise RequestError(
                 f"context of {delta.prefix_len} tokens needs {needed} KV blocks, the pool has "
-                f"{self.pool.num_blocks} (kv_memory_mb in serving.toml)"
+                f"{self.pool.num_blocks} (kv_memory_mb in the deployment file)"
             )
 
     def check_capacity(self, num_tokens: int) -> None:
@@ -229,7 +229,7 @@ class SequenceTable:
         if num_tokens > size * count:
             raise RequestError(
                 f"prompt, max_tokens and drafts need KV blocks for {num_tokens} tokens, the pool holds {size * count} "
-                "(kv_memory_mb in serving.toml)"
+                "(kv_memory_mb in the deployment file)"
             )
 
     def drop(self, sequence_id: int) -> None:

@@ -136,7 +136,7 @@ def _read(kind: Any, source: str, **options: Any) -> Any:
 def resolve(folder: str) -> str:
     """Return `folder`, which must exist if it is a path; anything else is a hub id that transformers looks up."""
     if folder.startswith(("/", ".")) and not Path(folder).is_dir():
-        raise ConfigError(f"checkpoint folder {folder} does not exist (serving.toml)")
+        raise ConfigError(f"the checkpoint folder {folder} does not exist (a hub id is written owner/name)")
     return folder
 
 

@@ -218,7 +218,7 @@ def test_queue_runs_some_holds_some_refuses_the_rest_and_serves_in_order(scripte
         for answer in refused.values():
             assert re.fullmatch(
                 rf"{MAX_RUNNING} requests run and {MAX_WAITING} wait; try again in \d+ s \(max_running, max_waiting in "
-                r"serving\.toml\)",
+                r"the deployment file\)",
                 answer.error,
             )
         http = generate(scripted.http_url, {"text_input": PROMPT, "cache_salt": "queue-http"})
@@ -352,6 +352,6 @@ def test_unary_stream_is_refused_and_costs_no_place(scripted: Server, script: Sc
 def test_method_that_needs_a_drafter_is_refused_where_none_is_loaded(scripted: Server) -> None:
     answer = ask(scripted.grpc_url, text_input=PROMPT, speculation="draft_model", cache_salt="free")
     assert answer.error == (
-        "method 'draft_model' needs the drafter 'draft', which this server has not loaded (key draft in serving.toml)"
+        "method 'draft_model' needs the drafter 'draft', which this server has not loaded (key draft in the deployment file)"
     )
     check_serves(scripted)

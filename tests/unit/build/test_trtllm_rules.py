@@ -59,6 +59,12 @@ def test_spec_paths_start_at_their_file_and_hub_ids_stay(write, tmp_path):
     assert load_spec(None, {"target": "./t"}).target == str(Path.cwd() / "t")
 
 
+def test_spec_unknown_user_is_refused_where_the_value_is_set(write):
+    file = write('target = "~nobody-at-all/t"')
+    assert refusal(load_spec, file, {}).endswith(f"(key target in {file})")
+    assert refusal(load_spec, None, {"target": "~nobody-at-all/t"}).endswith("(flag --target)")
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -64,7 +64,7 @@ def test_a_token_is_life(port: Port) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        "32 requests run and 64 wait; try again in 3 s (max_running, max_waiting in serving.toml)",
+        "32 requests run and 64 wait; try again in 3 s (max_running, max_waiting in the deployment file)",
         "the server is draining",
     ],
 )

@@ -75,6 +75,14 @@ def test_config_owner_slash_name_is_a_hub_id_unless_the_folder_exists(write, tmp
     assert load_config(path, {}).target == str(tmp_path / "owner/name")
 
 
+def test_config_unknown_user_is_refused_where_the_value_is_set(tmp_path):
+    (tmp_path / "my.toml").write_text('target = "m"\nngram_tables = "~nobody-of-this-name/t"')
+    said = refusal(tmp_path / "my.toml")
+    assert "'~nobody-of-this-name/t' names no folder" in said and f"(key ngram_tables in {tmp_path}/my.toml)" in said
+    said = refusal(tmp_path / "my.toml", {"SERVING_NGRAM_TABLES": "~nobody-at-all/t"})
+    assert "'~nobody-at-all/t' names no folder" in said and "(environment variable SERVING_NGRAM_TABLES)" in said
+
+
 def test_config_unknown_key_names_the_nearest(write):
     said = refusal(write('target = "m"\nmax_node = 3'))
     assert "'max_node'" in said and "'max_nodes'" in said and "serving.toml" in said

@@ -287,6 +287,6 @@ def remove_shard(index: Path) -> None:
 def test_a_damaged_index_is_a_clear_error(tmp_path: Path, target: Path, tokenizer: Tokenizer, damage: object) -> None:
     build_index(files_in(tmp_path), str(target), tmp_path / "index")
     damage(tmp_path / "index")  # type: ignore[operator]
-    with pytest.raises(ConfigError, match=r"key corpus_index in serving\.toml") as caught:
+    with pytest.raises(ConfigError, match=r"key corpus_index in the deployment file") as caught:
         load_corpus_index(tmp_path / "index", tokenizer)
     assert "\n" not in str(caught.value)

@@ -184,7 +184,7 @@ def test_plan_alias_gives_the_key_where_the_method_has_it_and_the_json_goes_befo
 def test_plan_drafter_that_is_not_loaded_is_refused_with_its_key() -> None:
     said = refusal("draft_model", loaded=frozenset())
     assert said == (
-        "method 'draft_model' needs the drafter 'draft', which this server has not loaded (key draft in serving.toml)"
+        "method 'draft_model' needs the drafter 'draft', which this server has not loaded (key draft in the deployment file)"
     )
     for method in ("none", "prompt_lookup"):
         select_method(method, "", frozenset(), {})

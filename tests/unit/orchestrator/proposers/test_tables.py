@@ -45,7 +45,7 @@ def test_tables_saved_load_the_same(tokenizer: Tokenizer, tmp_path: Path) -> Non
 def refusal(folder: Path, tokenizer: Tokenizer) -> str:
     with pytest.raises(ConfigError) as caught:
         load_tables(folder, tokenizer)
-    assert "\n" not in str(caught.value) and "key ngram_tables in serving.toml" in str(caught.value)
+    assert "\n" not in str(caught.value) and "key ngram_tables in the deployment file" in str(caught.value)
     return str(caught.value)
 
 

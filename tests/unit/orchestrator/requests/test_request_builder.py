@@ -102,7 +102,7 @@ def test_a_time_limit_beyond_the_operator_s_is_refused_with_both_numbers_and_the
     bounded = RequestBuilder(config, builder.checkpoint, frozenset(), builder.grammars)
     assert bounded.timeout_ms(read({}, '{"timeout_ms": 30000}')) == 30_000
     said = refusal(bounded, timeout_ms=30_001)
-    assert said == "timeout_ms must be in 0..30000, got 30001 (input timeout_ms; max_timeout_ms in serving.toml)"
+    assert said == "timeout_ms must be in 0..30000, got 30001 (input timeout_ms; max_timeout_ms in the deployment file)"
 
 
 def test_job_speculation_empty_is_the_default_method(builder: RequestBuilder) -> None:
@@ -381,7 +381,7 @@ def test_job_max_nodes_is_the_smaller_of_the_deployment_s_and_the_request_s(buil
 def test_job_drafter_that_is_not_loaded_is_refused_with_its_key(builder: RequestBuilder) -> None:
     assert built(builder, speculation="draft_model").plan.method == "draft_model"
     said = refusal(replace(builder, drafters=frozenset()), speculation="draft_model")
-    assert "'draft_model' needs the drafter 'draft'" in said and "key draft in serving.toml" in said
+    assert "'draft_model' needs the drafter 'draft'" in said and "key draft in the deployment file" in said
 
 
 def test_job_prediction_is_read_and_chooses_its_method(builder: RequestBuilder) -> None:
