@@ -26,7 +26,7 @@ from orchestrator.core.types import Acceptance
 from orchestrator.deployment.checkpoint import read_checkpoint
 from orchestrator.deployment.config import load_config
 from orchestrator.proposers.dependencies import ProposerDependencies
-from orchestrator.proposers.memory import Memory
+from orchestrator.proposers.memory import new_memory
 from orchestrator.proposers.registry import select_method
 from orchestrator.proposers.tables import load_tables
 from orchestrator.sampling.accept import accept_coupled
@@ -74,7 +74,7 @@ def cost_of(build: Callable[[], Proposer], ids: Sequence[int], num_prompt: int, 
 
 def dependencies_of(config: Any, checkpoint: Any, ids: Sequence[int], num_prompt: int) -> ProposerDependencies:
     """Return the proposers' inputs: tables, a memory that holds the text once, and a correct prediction."""
-    memory = Memory(1 << 20)
+    memory = new_memory(1 << 20)
     memory.learn("", ids)
     tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
     return ProposerDependencies(

@@ -9,7 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from orchestrator.native.compiling import LEVELS_VARIABLE
-from orchestrator.native.drafts import LIBRARY as DRAFTS
+from orchestrator.native.drafts_library import LIBRARY as DRAFTS
 from orchestrator.native.sampling import LIBRARY as SAMPLING
 from runtime.native.library import LIBRARY as FORWARD
 

@@ -29,7 +29,6 @@ class Method:
     uses_drafters: it may call any drafter in its process.
     branches: why its trees branch unless the parameters say `is_chain`; empty = it only proposes chains.
     target_tokens: it learns from the target's tokens at all nodes of its own tree.
-    reads_memory: it drafts from earlier responses too, if the server remembers them.
     hidden_states: the hidden states of the target that its drafter reads.
     reads_every_state: its drafter reads the states of all tokens and reports how many it has; others read the newest.
     num_node_top: how many of the most probable tokens it reads at every verified node.
@@ -44,7 +43,6 @@ class Method:
     uses_drafters: bool = False
     branches: str = ""
     target_tokens: bool = False
-    reads_memory: bool = False
     hidden_states: HiddenStates = HiddenStates.NONE
     reads_every_state: bool = False
     num_node_top: int = 0
@@ -94,8 +92,8 @@ _ALL = (
         branches="branches above 1",
         engine_config=_AS_BUILT,
     ),
-    Method("ngram", "ngram:Ngram", "ngram:NgramConfig", reads_memory=True),
-    Method("suffix", "compiled_methods:suffix", "suffix:SuffixConfig", branches="tree true", reads_memory=True),
+    Method("ngram", "ngram:Ngram", "ngram:NgramConfig"),
+    Method("suffix", "compiled_methods:suffix", "suffix:SuffixConfig", branches="tree true"),
     Method(
         "lookahead",
         "lookahead:Lookahead",

@@ -114,7 +114,7 @@ class ServingConfig(Declaration):
     #: folder of indexed text for `auto`, `suffix` and `ngram` to draft from (docs/methods/suffix.md, Corpus); empty =
     #: none
     corpus_index: str = ""
-    #: tokens of earlier responses that `suffix` and `ngram` may draft from (docs/operations.md, Memory); 0 = off
+    #: tokens of earlier responses that `auto`, `suffix` and `ngram` draft from (docs/operations.md, Memory); 0 = off
     remember_tokens: int = Field(0, ge=0, le=4_000_000)
 
     @property

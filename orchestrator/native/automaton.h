@@ -1,4 +1,4 @@
-// The suffix automaton of orchestrator/proposers/automaton.py, over one text.
+// The suffix automaton of orchestrator/proposers/automaton.py.
 #pragma once
 
 #include <algorithm>
@@ -22,17 +22,34 @@ class Automaton {
 
   size_t num_tokens() const { return num_tokens_; }
 
+  // Begin another sequence; no string runs across two.
+  void begin() {
+    for (int state = recent_.state; state; state = states_[state].link) ++states_[state].ended;
+    whole_ = 0, recent_ = {};
+  }
+
   void append(int token) {
     ++num_tokens_;
     int last = whole_;
-    whole_ = new_state(states_[last].length + 1);
-    for (; last >= 0 && !next(last, token); last = states_[last].link) set_next(last, token, whole_);
-    int link = last >= 0 ? split(last, token) : 0;
-    states_[whole_].link = link;
+    if (next(last, token)) {  // another sequence began with the same tokens
+      whole_ = split(last, token);
+    } else {
+      whole_ = new_state(states_[last].length + 1);
+      for (; last >= 0 && !next(last, token); last = states_[last].link) set_next(last, token, whole_);
+      int link = last >= 0 ? split(last, token) : 0;
+      states_[whole_].link = link;
+    }
     count_up(token);
   }
 
-  // The longest suffix of the text, of at most max_match tokens, that occurred before.
+  // The longest suffix of these tokens, of at most max_match, that occurs with a token after it; the newest first.
+  Match find(const int* backwards, int count) const {
+    Match match;
+    for (int i = std::min(count, max_match_); i-- > 0;) match = matched(match, backwards[i]);
+    return continuing(match);
+  }
+
+  // The longest suffix of a single sequence, of at most max_match tokens, that occurred before.
   Match repeated() const {
     if (!whole_) return {};
     int earlier = states_[whole_].link;
@@ -40,15 +57,7 @@ class Automaton {
   }
 
   // The longest suffix of the match plus `token`, of at most max_match tokens, that has a follower.
-  Match after(Match match, int token) const {
-    while (!next(match.state, token)) {
-      if (!match.state) return {};
-      match = shorter(match);
-    }
-    match = cut({next(match.state, token), match.length + 1});
-    while (states_[match.state].next.empty() && match.state) match = shorter(match);
-    return match;
-  }
+  Match after(Match match, int token) const { return continuing(cut(matched(match, token))); }
 
   Match shorter(Match match) const {
     int link = states_[match.state].link;
@@ -73,7 +82,7 @@ class Automaton {
   // How often any token followed the match.
   int continued(Match match) const {
     const State& state = states_[match.state];
-    return state.count - (whole_ != 0 && state.end == num_tokens_);
+    return state.count - state.ended - (whole_ != 0 && state.end == num_tokens_);
   }
 
  private:
@@ -85,6 +94,7 @@ class Automaton {
 
   struct State {
     int length = 0, link = 0, count = 0, latest = -1;
+    int ended = 0;  // how many sequences end with its strings
     size_t end = 0;
     std::vector<Edge> next;  // by token
   };
@@ -131,6 +141,19 @@ class Automaton {
       ++states_[state].count;
       states_[state].end = num_tokens_;
     }
+  }
+
+  // The longest suffix of the match plus `token` that occurs.
+  Match matched(Match match, int token) const {
+    int state = next(match.state, token);
+    while (!state && match.state) match = shorter(match), state = next(match.state, token);
+    return state ? Match{state, match.length + 1} : Match{};
+  }
+
+  // The longest suffix of the match that has a follower.
+  Match continuing(Match match) const {
+    while (match.state && states_[match.state].next.empty()) match = shorter(match);
+    return match;
   }
 
   Match cut(Match match) const {

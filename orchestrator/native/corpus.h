@@ -1,13 +1,14 @@
-// Look-ups in a preloaded corpus: `Corpus.likeliest` of orchestrator/proposers/corpus.py.
+// Look-ups in a preloaded corpus: `Corpus` of orchestrator/proposers/corpus.py.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace drafts {
 
-constexpr int64_t kFewPlaces = 32;
+constexpr int64_t kFewPlaces = 32, kManyPlaces = 256;
 
 // What most often followed a text of `length` tokens, how often it did, and how many places of the text were examined;
 // the length is 0 if the last token does not occur.
@@ -15,12 +16,21 @@ struct LikeliestFollower {
   int length, token, times, num_places;
 };
 
-// tokens: documents one after the other, each ended by a token that is not in the vocabulary. ends: (num_ends), the
-// places of tokens that follow another token of their document, sorted by the text before them, read backwards.
+// Places of a shard.
+struct Places {
+  const uint32_t* first;
+  int64_t size;
+
+  // One of `count` places, evenly spread over all of them.
+  uint32_t spread(int64_t i, int64_t count) const { return first[i * size / count]; }
+};
+
+// tokens: (num_tokens), documents one after the other, each ended by the separator. ends: (num_ends), the places of
+// tokens that follow another token of their document, sorted by the text before them, read backwards.
 struct Shard {
   const int32_t* tokens;
   const uint32_t* ends;
-  int64_t num_ends;
+  int64_t num_ends, num_tokens;
 
   // How many of these tokens, the nearest first, precede a place.
   int agreement(uint32_t end, const int* backwards, int count) const {
@@ -48,28 +58,51 @@ struct Shard {
     return place > ends ? std::max(length, agreement(place[-1], backwards, count)) : length;
   }
 
-  // Add what follows at up to kFewPlaces places after these tokens, evenly spread over all such places.
-  void add_followers(const int* backwards, int count, std::vector<int>& followers) const {
+  // The places after these tokens.
+  Places places(const int* backwards, int count) const {
     const uint32_t* first = first_not_before(backwards, count);
     const uint32_t* last = std::partition_point(first, ends + num_ends,
                                                 [&](uint32_t end) { return compared(end, backwards, count) == 0; });
-    int64_t num_places = last - first, most = std::min(num_places, kFewPlaces);
-    for (int64_t i = 0; i < most; ++i) followers.push_back(tokens[first[i * num_places / most]]);
+    return {first, last - first};
   }
+};
+
+// The longest suffix of a text that the corpus has, and the shards that have it; length 0 if its last token does not
+// occur.
+struct Found {
+  int length = 0;
+  std::vector<std::pair<const Shard*, Places>> places;
+};
+
+// The tokens from a place on.
+struct Continuation {
+  const int32_t* tokens;
+  int64_t size;
 };
 
 struct Corpus {
   const Shard* shards;
-  int64_t num_shards;
+  int64_t num_shards, separator;
 
-  // backwards: the last `count` tokens of the text, the newest first. Of equally frequent followers, the lowest id.
-  LikeliestFollower likeliest(const int* backwards, int count) const {
-    std::vector<int> lengths(num_shards), followers;
+  // backwards: the last `count` tokens of the text, the newest first.
+  Found longest(const int* backwards, int count) const {
+    std::vector<int> lengths(num_shards);
     for (int64_t i = 0; i < num_shards; ++i) lengths[i] = shards[i].longest(backwards, count);
-    LikeliestFollower best{num_shards ? *std::max_element(lengths.begin(), lengths.end()) : 0, 0, 0, 0};
-    if (!best.length) return best;
-    for (int64_t i = 0; i < num_shards; ++i) {
-      if (lengths[i] == best.length) shards[i].add_followers(backwards, best.length, followers);
+    Found found{num_shards ? *std::max_element(lengths.begin(), lengths.end()) : 0, {}};
+    for (int64_t i = 0; i < num_shards && found.length; ++i) {
+      if (lengths[i] == found.length) found.places.emplace_back(shards + i, shards[i].places(backwards, found.length));
+    }
+    return found;
+  }
+
+  // Of equally frequent followers, the lowest id.
+  LikeliestFollower likeliest(const int* backwards, int count) const {
+    const Found found = longest(backwards, count);
+    LikeliestFollower best{found.length, 0, 0, 0};
+    std::vector<int> followers;
+    for (const auto& [shard, places] : found.places) {
+      const int64_t most = std::min(places.size, kFewPlaces);
+      for (int64_t i = 0; i < most; ++i) followers.push_back(shard->tokens[places.spread(i, most)]);
     }
     std::sort(followers.begin(), followers.end());
     best.num_places = int(followers.size());
@@ -79,6 +112,21 @@ struct Corpus {
       first = last;
     }
     return best;
+  }
+
+  // What follows at up to kManyPlaces of these places, each up to the end of its shard.
+  std::vector<Continuation> continuations(const Found& found) const {
+    int64_t total = 0;
+    for (const auto& each : found.places) total += each.second.size;
+    std::vector<Continuation> rows;
+    for (const auto& [shard, places] : found.places) {
+      const int64_t most = std::min(places.size, std::max<int64_t>(kManyPlaces * places.size / total, 1));
+      for (int64_t i = 0; i < most; ++i) {
+        const uint32_t place = places.spread(i, most);
+        rows.push_back({shard->tokens + place, shard->num_tokens - place});
+      }
+    }
+    return rows;
   }
 };
 

@@ -1,14 +1,16 @@
 // The C interface of the native proposers: those of orchestrator/proposers that need only tokens, bit for bit.
 //
-// A process has one Estimates; a request has one Proposer, which one thread at a time may use. If
+// A process has one Estimates and at most one Memory; a request has one Proposer, which one thread at a time may use. If
 // memory runs out, a new object is null and a number of nodes is -1.
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "drafts.h"
 #include "growth.h"
 #include "guarded.h"
+#include "response_memory.h"
 #include "prompt_lookup.h"
 #include "suffix.h"
 
@@ -28,15 +30,55 @@ void* drafts_new_estimates() { return make<Estimates>(); }
 
 void drafts_free_estimates(void* estimates) { delete static_cast<Estimates*>(estimates); }
 
-Proposer* drafts_new_growth(void* estimates, const void* tables, const void* corpus, const int32_t* prediction,
-                            size_t size, int is_chain) {
+void* drafts_new_memory(size_t max_tokens) { return make<Memory>(max_tokens); }
+
+void drafts_free_memory(void* memory) { delete static_cast<Memory*>(memory); }
+
+void* drafts_new_recollection(void* memory, const char* salt, size_t size) {
+  return guarded_or<void*>(nullptr, [&] {
+    return new Recollection{static_cast<Memory*>(memory), std::string(salt, size)};
+  });
+}
+
+void drafts_free_recollection(void* recollection) { delete static_cast<Recollection*>(recollection); }
+
+// Returns null, or what is wrong.
+const char* drafts_remember(void* recollection, const int32_t* tokens, size_t count) {
+  return native::guarded([&] { return static_cast<Recollection*>(recollection)->learn(tokens, count), nullptr; });
+}
+
+// Write what followed all of these tokens, the newest first, and how often, to two arrays of `capacity`, a token once for
+// each text that has it; return how many there are.
+int drafts_remembered(void* recollection, const int32_t* backwards, int count, int32_t* tokens, int32_t* times,
+                      int capacity) {
+  return guarded_or(-1, [&] {
+    int num_found = 0;
+    with_texts(static_cast<Recollection*>(recollection), [&](const Texts& texts) {
+      for (const Automaton* text : texts) {
+        const Match match = text->find(backwards, count);
+        if (!match.state || match.length < count) continue;
+        text->each_follower(match, [&](int token, int seen, size_t) {
+          if (num_found < capacity) tokens[num_found] = token, times[num_found++] = seen;
+        });
+      }
+    });
+    return num_found;
+  });
+}
+
+// corpus, recollection: null = the request does not draft from it.
+Proposer* drafts_new_growth(void* estimates, const void* tables, const void* corpus, const void* recollection,
+                            const int32_t* prediction, size_t size, int is_chain) {
   return make<Growth>(static_cast<Estimates*>(estimates), static_cast<const Tables*>(tables),
-                      static_cast<const Corpus*>(corpus), prediction, size, is_chain);
+                      static_cast<const Corpus*>(corpus), static_cast<const Recollection*>(recollection), prediction,
+                      size, is_chain);
 }
 
 Proposer* drafts_new_prompt_lookup(const PromptLookupOptions* options) { return make<PromptLookup>(*options); }
 
-Proposer* drafts_new_suffix(const SuffixOptions* options) { return make<Suffix>(*options); }
+Proposer* drafts_new_suffix(const SuffixOptions* options, const void* recollection, const void* corpus) {
+  return make<Suffix>(*options, static_cast<const Recollection*>(recollection), static_cast<const Corpus*>(corpus));
+}
 
 void drafts_free(void* proposer) { delete static_cast<Proposer*>(proposer); }
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import weakref
-from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_size_t, c_void_p
-from functools import cache
-from pathlib import Path
+from collections.abc import Collection, Sequence
+from ctypes import c_int32, c_void_p
 from typing import NamedTuple
 
 import numpy as np
@@ -17,73 +14,26 @@ import numpy.typing as npt
 from orchestrator.core.surfaces import Surface
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import FloatArray
-from orchestrator.native.compiling import NativeLibrary, Unbuilt
-from orchestrator.native.failures import check, counted, made
-
-log = logging.getLogger(__name__)
-
-LIBRARY = NativeLibrary(
-    "drafts",
-    Path(__file__).resolve().parent,
-    sources=("drafts.cpp",),
-    headers=(
-        "automaton.h",
-        "corpus.h",
-        "drafts.h",
-        "estimates.h",
-        "growth.h",
-        "guarded.h",
-        "prompt_lookup.h",
-        "suffix.h",
-    ),
+from orchestrator.native.drafts_library import (
+    CostFields,
+    PromptLookupOptions,
+    SuffixOptions,
+    TreeFields,
+    drafts_library,
 )
+from orchestrator.native.failures import check, counted, made
+from orchestrator.native.response_memory import CompiledRecollection
+
 #: Most tokens that a call reads, which takes about a millisecond.
 PIECE = 2048
 #: `drafts::Level`.
 LEVEL = np.dtype([(name, np.uint64) for name in ("keys", "tokens", "evidence")] + [("size", np.int64)])
 #: `drafts::Shard`.
-SHARD = np.dtype([("tokens", np.uint64), ("ends", np.uint64), ("num_ends", np.int64)])
+SHARD = np.dtype([("tokens", np.uint64), ("ends", np.uint64), ("num_ends", np.int64), ("num_tokens", np.int64)])
 #: `drafts::Corpus`.
-CORPUS = np.dtype([("shards", np.uint64), ("num_shards", np.int64)])
+CORPUS = np.dtype([("shards", np.uint64), ("num_shards", np.int64), ("separator", np.int64)])
 #: `drafts::Tables`.
 TABLES = np.dtype([("levels", np.uint64), ("num_levels", np.int64), ("vocab_size", np.int64)])
-
-
-class CostFields(Structure):
-    """The costs that determine the size of a tree, as `drafts::Costs`. node_s: time to draft a node."""
-
-    _fields_ = [
-        ("seconds", c_void_p),
-        ("row_s", c_void_p),
-        *((name, c_double) for name in ("others_tokens", "rate", "node_s")),
-    ]
-
-    @classmethod
-    def of(cls, surface: Surface, node_s: float = 0.0) -> CostFields:
-        """Return the fields of a surface, whose arrays must outlive them."""
-        arrays = surface.seconds.ctypes.data, surface.row_s.ctypes.data
-        return cls(*arrays, surface.others_tokens, surface.rate, node_s)
-
-
-class TreeFields(Structure):
-    """The arrays that a tree is written to, as `drafts::Tree`."""
-
-    _fields_ = [(name, c_void_p) for name in ("tokens", "parents", "names", "chances")]
-
-
-class PromptLookupOptions(Structure):
-    """`drafts::PromptLookupOptions`."""
-
-    _fields_ = [(name, c_int32) for name in ("max_ngram", "draft_len", "branches", "is_grown", "order", "clip")]
-
-
-class SuffixOptions(Structure):
-    """`drafts::SuffixOptions`."""
-
-    _fields_ = [
-        *((name, c_int32) for name in ("max_depth", "draft_len", "is_chain")),
-        *((name, c_double) for name in ("factor", "min_prob")),
-    ]
 
 
 class LikeliestFollowers(NamedTuple):
@@ -109,17 +59,17 @@ class CompiledTables:
 
 
 class CompiledCorpus:
-    """A preloaded corpus in the layout that CompiledGrowth reads.
+    """A preloaded corpus in the layout that native proposers read.
 
     shards: the (n,) int32 tokens and the (e,) uint32 ends of each, as in `orchestrator.proposers.corpus.Shard`.
+    separator: the id that ends a document.
     """
 
-    def __init__(self, shards: Sequence[tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32]]]) -> None:
+    def __init__(self, shards: Sequence[tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32]]], separator: int) -> None:
         self._arrays = [tuple(map(np.ascontiguousarray, shard)) for shard in shards]  # mapped files are not copied
-        self._shards = np.array(
-            [(tokens.ctypes.data, ends.ctypes.data, len(ends)) for tokens, ends in self._arrays], SHARD
-        )
-        self._corpus = np.array([(self._shards.ctypes.data, len(shards))], CORPUS)
+        fields = [(tokens.ctypes.data, ends.ctypes.data, len(ends), len(tokens)) for tokens, ends in self._arrays]
+        self._shards = np.array(fields, SHARD)
+        self._corpus = np.array([(self._shards.ctypes.data, len(shards), separator)], CORPUS)
         self.address = self._corpus.ctypes.data
 
 
@@ -135,27 +85,30 @@ class CompiledEstimates:
 class CompiledProposer:
     """Drafts for one request.
 
-    handle, next_address: for native code that drafts step by step (drafts.h).
+    handle, next_address: for native code that drafts step by step (drafts.h). sources: what native code drafts from;
+    kept as long as the proposer.
     Invariant: every tree equals that of the Python reference, names included.
     """
 
-    def __init__(self, library: ctypes.CDLL, handle: int | None) -> None:
+    def __init__(self, library: ctypes.CDLL, handle: int | None, sources: Collection[object] = ()) -> None:
         self._library, self.handle = library, made(handle, "a proposer")
+        self._sources = sources
         self.next_address: int = ctypes.cast(library.drafts_next, c_void_p).value or 0
         weakref.finalize(self, library.drafts_free, self.handle)
         self._nodes, self._chances = np.empty((3, MAX_NODES), np.int32), np.empty(MAX_NODES)
         self._tree = TreeFields(*(row.ctypes.data for row in (*self._nodes, self._chances)))
 
-    def next(self, read: Sequence[int], max_nodes: int, max_depth: int) -> TokenTree:
-        """Return the tree after the text; read: the new tokens. Not for a growth, whose trees are sized by costs.
+    def next(self, read: Sequence[int], max_nodes: int, max_depth: int) -> tuple[TokenTree, list[int]]:
+        """Return the tree after the text, and the name of each node's source; read: the new tokens.
 
-        The calls keep Python's global lock, so a long text is read in pieces.
+        Not for a growth, whose trees are sized by costs. The calls keep the global lock: long texts are read in pieces.
         """
         while len(read) > PIECE:
             self._next(read[:PIECE], 0, 0)
             read = read[PIECE:]
         size = self._next(read, min(max_nodes, MAX_NODES), max_depth)
-        return TokenTree(*self._nodes[:2, :size].copy())
+        tokens, parents, names = self._nodes[:, :size].copy()
+        return TokenTree(tokens, parents), names.tolist()
 
     def _next(self, read: Sequence[int], max_nodes: int, max_depth: int) -> int:
         new = (c_int32 * len(read))(*read)
@@ -171,14 +124,14 @@ class CompiledGrowth(CompiledProposer):
         estimates: CompiledEstimates,
         tables: CompiledTables | None,
         corpus: CompiledCorpus | None,
+        memory: CompiledRecollection | None,
         prediction: Sequence[int],
         is_chain: bool,
     ) -> None:
-        self._kept = estimates, tables, corpus
         ids, library = np.array(prediction, np.int32), estimates.library
-        sources = (each.address if each else None for each in (tables, corpus))
+        sources = *(each.address if each else None for each in (tables, corpus)), memory.handle if memory else None
         handle = library.drafts_new_growth(estimates.handle, *sources, ids.ctypes.data, len(ids), is_chain)
-        super().__init__(library, handle)
+        super().__init__(library, handle, (estimates, tables, corpus, memory))
 
     def grow(
         self,
@@ -193,7 +146,7 @@ class CompiledGrowth(CompiledProposer):
     ) -> tuple[TokenTree, list[int], FloatArray]:
         """Return the tree, each node's sources as bits, and each node's chance.
 
-        The bits are 1 for the prediction, 2 for the text, 4 for the corpus, 8 for the token statistics.
+        The bits are those of `orchestrator.proposers.compiled_growth.NAMES`.
         read: the new tokens. temperature_range: the request's, one of those that the counts distinguish. place: index
         in the prediction, −1 where it does not fit. agreement: tokens before it that fit.
         """
@@ -209,42 +162,23 @@ class CompiledGrowth(CompiledProposer):
         check(self._library.drafts_learn(self.handle, (c_int32 * len(tokens))(*tokens), len(tokens)), "learning")
 
 
-@cache
-def _library() -> ctypes.CDLL | None:
-    """Return the library; None, with a warning, where it cannot be built. Calls keep Python's global lock."""
-    try:
-        library = LIBRARY.load(ctypes.PyDLL)
-    except Unbuilt as error:
-        log.warning("drafts are not compiled, and therefore slower: %s", error)
-        return None
-    library.drafts_new_estimates.argtypes, library.drafts_new_estimates.restype = [], c_void_p
-    library.drafts_new_growth.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_size_t, c_int]
-    library.drafts_new_prompt_lookup.argtypes = [POINTER(PromptLookupOptions)]
-    library.drafts_new_suffix.argtypes = [POINTER(SuffixOptions)]
-    for new in (library.drafts_new_growth, library.drafts_new_prompt_lookup, library.drafts_new_suffix):
-        new.restype = c_void_p
-    written = POINTER(CostFields), POINTER(TreeFields)
-    library.drafts_next.argtypes = c_void_p, c_void_p, c_size_t, c_int, c_int, *written
-    library.drafts_grow.argtypes = c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, c_int, c_int, *written
-    library.drafts_learn.argtypes, library.drafts_learn.restype = [c_void_p, c_void_p, c_size_t], c_char_p
-    for free in (library.drafts_free, library.drafts_free_estimates):
-        free.argtypes, free.restype = [c_void_p], None
-    return library
-
-
 def compiled_estimates() -> CompiledEstimates | None:
     """Return new counts; None where the library cannot be built."""
-    library = _library()
+    library = drafts_library()
     return CompiledEstimates(library) if library else None
 
 
 def compiled_prompt_lookup(options: PromptLookupOptions) -> CompiledProposer | None:
     """Return a `prompt_lookup` proposer for one request; None where the library cannot be built."""
-    library = _library()
+    library = drafts_library()
     return CompiledProposer(library, library.drafts_new_prompt_lookup(options)) if library else None
 
 
-def compiled_suffix(options: SuffixOptions) -> CompiledProposer | None:
-    """Return a `suffix` proposer for one request's text; None where the library cannot be built."""
-    library = _library()
-    return CompiledProposer(library, library.drafts_new_suffix(options)) if library else None
+def compiled_suffix(
+    options: SuffixOptions, memory: CompiledRecollection | None = None, corpus: CompiledCorpus | None = None
+) -> CompiledProposer | None:
+    """Return a `suffix` proposer for one request; None where the library cannot be built."""
+    if (library := drafts_library()) is None:
+        return None
+    handle = library.drafts_new_suffix(options, memory.handle if memory else None, corpus.address if corpus else None)
+    return CompiledProposer(library, handle, (memory, corpus))

@@ -16,6 +16,7 @@
 #include "corpus.h"
 #include "drafts.h"
 #include "estimates.h"
+#include "response_memory.h"
 
 namespace drafts {
 
@@ -24,7 +25,7 @@ constexpr int kGrades = 5;
 constexpr int kMaxMatch = 24, kMaxLength = 8, kShorter = 1000;
 
 // The sources, in the order in which they are asked; each is a bit of a candidate's names.
-enum Source { kPredicted, kSuffix, kCorpus, kNgram, kNumSources };
+enum Source { kPredicted, kSuffix, kMemory, kCorpus, kNgram, kNumSources };
 
 // The likeliest follower of every context of one length. keys: the packed contexts, ascending.
 struct Level {
@@ -57,10 +58,11 @@ struct Recent {
   }
 };
 
-// The state of each source after a continuation. place: index in the prediction; −1 = none.
+// The state of each source after a continuation. place: index in the prediction; −1 = none. remembered: by text.
 struct States {
   int place, agreement;
   Match match;
+  std::array<Match, kMostTexts> remembered;
   Recent recent;
 };
 
@@ -87,11 +89,12 @@ inline int text_evidence(int length, double share, int times) {
 
 class Growth : public Proposer {
  public:
-  Growth(Estimates* estimates, const Tables* tables, const Corpus* corpus, const int32_t* prediction, size_t size,
-         bool is_chain)
+  Growth(Estimates* estimates, const Tables* tables, const Corpus* corpus, const Recollection* memory,
+         const int32_t* prediction, size_t size, bool is_chain)
       : estimates_(estimates),
         tables_(tables),
         corpus_(corpus),
+        memory_(memory),
         prediction_(prediction, prediction + size),
         is_chain_(is_chain) {}
 
@@ -117,11 +120,43 @@ class Growth : public Proposer {
   // Write the tree with the most expected tokens per second; return its number of nodes.
   int grow(int place, int agreement, int max_nodes, int max_depth, const Costs& costs, const Tree& tree) {
     const std::lock_guard lock(estimates_->mutex);
+    int num_nodes = 0;
+    with_memory([&] { num_nodes = grown(place, agreement, max_nodes, max_depth, costs, tree); });
+    return num_nodes;
+  }
+
+  void learn(const int32_t* tokens, size_t count) {
+    const std::lock_guard lock(estimates_->mutex);
+    size_t node = 0;
+    if (!options_.empty()) num_judged_ = count;
+    for (size_t i = 0; i < count && node < options_.size(); ++i) {
+      compare(options_[node], tokens[i]);
+      size_t child = options_.size();
+      for (auto [token, below] : children_[node]) {
+        if (token == tokens[i]) child = size_t(below);
+      }
+      node = child;
+    }
+    options_.clear();
+  }
+
+ private:
+  // Call use() while the texts of the memory are locked.
+  template <typename Use>
+  void with_memory(Use&& use) {
+    with_texts(memory_, [&](const Texts& texts) {
+      texts_ = &texts;
+      use();
+      texts_ = nullptr;
+    });
+  }
+
+  int grown(int place, int agreement, int max_nodes, int max_depth, const Costs& costs, const Tree& tree) {
     refresh_ratios();
     max_depth_ = max_depth;
     options_.clear(), children_.clear(), states_.clear();
     waiting_ = {};
-    expand(0, 0, 1.0, States{place, agreement, text_.repeated(), recent_});
+    expand(0, 0, 1.0, start(place, agreement));
     double expected = 1.0 + costs.others_tokens, rate = (1.0 + kMargin) * costs.rate;
     int num_nodes = 0, num_best = 0;
     while (!waiting_.empty() && num_nodes < max_nodes) {
@@ -142,22 +177,6 @@ class Growth : public Proposer {
     return num_best;
   }
 
-  void learn(const int32_t* tokens, size_t count) {
-    const std::lock_guard lock(estimates_->mutex);
-    size_t node = 0;
-    if (!options_.empty()) num_judged_ = count;
-    for (size_t i = 0; i < count && node < options_.size(); ++i) {
-      compare(options_[node], tokens[i]);
-      size_t child = options_.size();
-      for (auto [token, below] : children_[node]) {
-        if (token == tokens[i]) child = size_t(below);
-      }
-      node = child;
-    }
-    options_.clear();
-  }
-
- private:
   void refresh_ratios() {
     for (int source = 0; source < kNumSources; ++source) ratios_[source] = odds_[source].ratio();
   }
@@ -165,7 +184,15 @@ class Growth : public Proposer {
   void judge(int token) {
     const std::lock_guard lock(estimates_->mutex);
     refresh_ratios();
-    compare(options_behind(States{-1, 0, text_.repeated(), recent_}), token);
+    with_memory([&] { compare(options_behind(start(-1, 0)), token); });
+  }
+
+  // The states after the text.
+  States start(int place, int agreement) const {
+    States states{place, agreement, text_.repeated(), {}, recent_};
+    for (size_t i = 0; i < texts_->size(); ++i)
+      states.remembered[i] = (*texts_)[i]->find(recent_.backwards.data(), recent_.count);
+    return states;
   }
 
   void compare(const std::vector<Option>& options, int token) {
@@ -182,6 +209,8 @@ class Growth : public Proposer {
       states.agreement += 1;
     }
     states.match = text_.after(states.match, token);
+    for (size_t i = 0; i < texts_->size(); ++i)
+      states.remembered[i] = (*texts_)[i]->after(states.remembered[i], token);
     states.recent.add(token);
     return states;
   }
@@ -228,13 +257,24 @@ class Growth : public Proposer {
       name(kPredicted, prediction_[states.place], evidence, double(evidence + 1) / (evidence + 2));
     }
     close();
+    auto name_follower = [&](Source source, const Automaton& text, Match match, int base, double factor) {
+      int times = text.times(match);
+      int evidence = text_evidence(match.length, double(times) / text.continued(match), times);
+      name(source, text.latest(match), base + evidence, text_prior(evidence) * factor);
+    };
     if (states.match.state) {
-      name_follower(name, states.match, 0, 1.0);
+      name_follower(kSuffix, text_, states.match, 0, 1.0);
       Match shorter = text_.shorter(states.match);
       bool is_new = shorter.state && text_.latest(shorter) != text_.latest(states.match);
-      if (is_new) name_follower(name, shorter, kShorter, 0.5);
+      if (is_new) name_follower(kSuffix, text_, shorter, kShorter, 0.5);
     }
     close();
+    if (!texts_->empty()) {
+      auto longest = std::max_element(states.remembered.begin(), states.remembered.begin() + texts_->size(),
+                                      [](Match a, Match b) { return a.length < b.length; });
+      if (longest->state) name_follower(kMemory, *(*texts_)[longest - states.remembered.begin()], *longest, 0, 1.0);
+      close();
+    }
     if (corpus_) {
       auto [length, token, times, num_places] = corpus_->likeliest(states.recent.backwards.data(), states.recent.count);
       if (length) {
@@ -250,13 +290,6 @@ class Growth : public Proposer {
       }
     }
     return options;
-  }
-
-  template <typename Name>
-  void name_follower(Name&& name, Match match, int base, double factor) const {
-    int times = text_.times(match);
-    int evidence = text_evidence(match.length, double(times) / text_.continued(match), times);
-    name(kSuffix, text_.latest(match), base + evidence, text_prior(evidence) * factor);
   }
 
   // The level and the row of the longest known context that ends here; null if there is none.
@@ -279,6 +312,8 @@ class Growth : public Proposer {
   Estimates* estimates_;
   const Tables* tables_;
   const Corpus* corpus_;
+  const Recollection* memory_;
+  const Texts* texts_ = nullptr;  // of the memory, while they are locked
   std::vector<int> prediction_;
   bool is_chain_;
   Automaton text_{kMaxMatch};

@@ -1,4 +1,4 @@
-"""Candidates for the next token, each with its evidence: from the text, from token statistics, from a prediction."""
+"""Candidates for the next token, each with its evidence: from texts, from token statistics, from a prediction."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from orchestrator.core.context import Context
 from orchestrator.native.drafts import LikeliestFollowers
 from orchestrator.proposers.automaton import ROOT, Automaton, Match
 from orchestrator.proposers.corpus import Corpus
+from orchestrator.proposers.memory import MAX_DEPTH, Recollection
 from orchestrator.proposers.predicted import Predicted
 from orchestrator.proposers.tables import MAX_ORDER, Level, Tables, packed
 
@@ -102,6 +103,37 @@ def _text_evidence(length: int, share: float, times: int) -> int:
 def _length_of(length: int) -> int:
     """Return the length of an agreement as far as evidence distinguishes it."""
     return min(length, MAX_LENGTH) if length < MAX_LENGTH * 3 // 2 else MAX_LENGTH + 1
+
+
+class MemoryCandidates:
+    """What last followed the longest suffix of the text that occurs in an earlier response of the same salt."""
+
+    name = "memory"
+
+    def __init__(self, memory: Recollection) -> None:
+        self._memory = memory
+
+    def start(self, context: Context) -> tuple[int, ...]:
+        """Return the last tokens."""
+        return tuple(context.ids[-MAX_MATCH:])
+
+    def after(self, state: tuple[int, ...], token: int) -> tuple[int, ...]:
+        """Return the last tokens after one more."""
+        return (*state, token)[-MAX_DEPTH:]
+
+    def candidates(self, state: tuple[int, ...]) -> Sequence[Candidate]:
+        """Return the latest follower."""
+        found = self._memory.longest(state, _latest)
+        return () if found is None else (found,)
+
+    def prior(self, evidence: int) -> float:
+        """Return the chance that a token from the request's own text would have."""
+        return _text_prior(evidence)
+
+
+def _latest(text: Automaton, match: Match) -> Candidate:
+    latest = text.latest(match)
+    return Candidate(latest.token, _text_evidence(match.length, latest.share, latest.times))
 
 
 class CorpusCandidates:

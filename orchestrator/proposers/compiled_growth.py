@@ -10,23 +10,29 @@ import numpy as np
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal
 from orchestrator.core.surfaces import Surface
-from orchestrator.native.drafts import CompiledCorpus, CompiledEstimates, CompiledGrowth, CompiledTables
+from orchestrator.native.drafts import CompiledEstimates, CompiledGrowth, CompiledTables
+from orchestrator.native.response_memory import CompiledRecollection
 from orchestrator.proposers.candidates import (
     CandidateSource,
     CorpusCandidates,
+    MemoryCandidates,
     PredictionCandidates,
     TableCandidates,
     TextCandidates,
     likeliest_followers,
 )
-from orchestrator.proposers.corpus import Corpus
+from orchestrator.proposers.corpus import compiled_corpus
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.growth import Growth
+from orchestrator.proposers.memory import Recollection
 from orchestrator.proposers.predicted import Predicted, PredictedConfig
 from orchestrator.proposers.tables import Tables
 
 #: The sources in the order of their bits.
-NAMES = (PredictionCandidates.name, TextCandidates.name, CorpusCandidates.name, TableCandidates.name)
+NAMES = tuple(
+    source.name
+    for source in (PredictionCandidates, TextCandidates, MemoryCandidates, CorpusCandidates, TableCandidates)
+)
 #: The source of a node, by the bits of the sources that named it.
 SOURCES = tuple("+".join(name for bit, name in enumerate(NAMES) if bits >> bit & 1) for bits in range(1 << len(NAMES)))
 
@@ -40,8 +46,9 @@ class NativeGrowth:
     def __init__(self, compiled: CompiledEstimates, dependencies: ProposerDependencies, is_chain: bool) -> None:
         prediction = dependencies.prediction
         tables = _compiled(dependencies.tables) if dependencies.tables else None
-        corpus = _compiled_corpus(dependencies.corpus) if dependencies.corpus else None
-        self._growth = CompiledGrowth(compiled, tables, corpus, prediction, is_chain)
+        corpus = compiled_corpus(dependencies.corpus) if dependencies.corpus else None
+        memory = dependencies.memory if isinstance(dependencies.memory, CompiledRecollection) else None
+        self._growth = CompiledGrowth(compiled, tables, corpus, memory, prediction, is_chain)
         self._prediction = PredictionCandidates(Predicted(PredictedConfig(), dependencies)) if prediction else None
         self._num_read = 0
         self.chances = np.empty(0)
@@ -77,7 +84,8 @@ class NativeGrowth:
 
 def growth_of(dependencies: ProposerDependencies, is_chain: bool) -> Growth | NativeGrowth:
     """Return the growth of a request's trees."""
-    if compiled := dependencies.estimates.compiled:
+    compiled = dependencies.estimates.compiled
+    if compiled and not isinstance(dependencies.memory, Recollection):
         return NativeGrowth(compiled, dependencies, is_chain)
     return Growth([*sources_of(dependencies)], dependencies.estimates, is_chain)
 
@@ -87,6 +95,8 @@ def sources_of(dependencies: ProposerDependencies) -> Iterator[CandidateSource]:
     if dependencies.prediction:
         yield PredictionCandidates(Predicted(PredictedConfig(), dependencies))
     yield TextCandidates()
+    if isinstance(dependencies.memory, Recollection):
+        yield MemoryCandidates(dependencies.memory)
     if dependencies.corpus:
         yield CorpusCandidates(dependencies.corpus)
     if dependencies.tables:
@@ -96,8 +106,3 @@ def sources_of(dependencies: ProposerDependencies) -> Iterator[CandidateSource]:
 @lru_cache(maxsize=4)
 def _compiled(tables: Tables) -> CompiledTables:
     return CompiledTables(likeliest_followers(tables), tables.vocabulary.size)
-
-
-@lru_cache(maxsize=4)
-def _compiled_corpus(corpus: Corpus) -> CompiledCorpus:
-    return CompiledCorpus([(shard.tokens, shard.ends) for shard in corpus.shards])

@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.native.drafts import (
-    CompiledProposer,
-    PromptLookupOptions,
-    SuffixOptions,
-    compiled_prompt_lookup,
-    compiled_suffix,
-)
+from orchestrator.native.drafts import CompiledProposer, compiled_prompt_lookup, compiled_suffix
+from orchestrator.native.drafts_library import PromptLookupOptions, SuffixOptions
+from orchestrator.proposers.corpus import compiled_corpus
 from orchestrator.proposers.dependencies import ProposerDependencies
+from orchestrator.proposers.memory import Recollection
 from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig
-from orchestrator.proposers.suffix import Suffix, SuffixConfig
+from orchestrator.proposers.suffix import SOURCES, Suffix, SuffixConfig
 
 #: The values of `match` and of `clip` by their numbers in prompt_lookup.h.
 MATCHES = ("recent", "frequent", "leftmost")
@@ -26,12 +23,12 @@ CLIPS = (False, True, "skip")
 class CompiledMethod(Proposer):
     """Drafts in native code, also in the bursts of an engine.
 
-    source: the source of all its nodes. max_nodes: maximum nodes of its trees.
+    sources: by the names that native code gives to nodes. max_nodes: maximum nodes of its trees.
     Invariant: its proposals are those of the reference.
     """
 
-    def __init__(self, name: str, source: str, compiled: CompiledProposer, max_nodes: int) -> None:
-        self.name, self._source = name, source
+    def __init__(self, name: str, sources: tuple[str, ...], compiled: CompiledProposer, max_nodes: int) -> None:
+        self.name, self._sources = name, sources
         self._compiled, self._max_nodes = compiled, max_nodes
         self._num_read, self._budget = 0, Budget(0, 0)
 
@@ -40,12 +37,13 @@ class CompiledMethod(Proposer):
         """What makes the next proposals."""
         native, budget = self._compiled, self._budget
         max_nodes = min(budget.max_nodes, self._max_nodes)
-        return CompiledDrafts(native, max_nodes, budget.max_depth, (self._source,), native.handle, native.next_address)
+        return CompiledDrafts(native, max_nodes, budget.max_depth, self._sources, native.handle, native.next_address)
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the tree after the context."""
         read, self._num_read, self._budget = context.ids[self._num_read :], len(context), budget
-        return Proposal.of(self._compiled.next(read, budget.max_nodes, budget.max_depth), self._source)
+        tree, names = self._compiled.next(read, budget.max_nodes, budget.max_depth)
+        return Proposal(tree, tuple(self._sources[name] for name in names))
 
     def observe_compiled(self, steps: Sequence[Step]) -> None:
         """Note that native code has read the steps' tokens."""
@@ -58,13 +56,15 @@ def prompt_lookup(config: PromptLookupConfig, dependencies: ProposerDependencies
     options = PromptLookupOptions(config.max_ngram, config.draft_len, config.branches, is_grown, order, clip)
     if not (compiled := compiled_prompt_lookup(options)):
         return PromptLookup(config, dependencies)
-    return CompiledMethod(PromptLookup.name, PromptLookup.name, compiled, config.branches * config.draft_len)
+    return CompiledMethod(PromptLookup.name, (PromptLookup.name,), compiled, config.branches * config.draft_len)
 
 
 def suffix(config: SuffixConfig, dependencies: ProposerDependencies) -> Proposer:
-    """Return the proposer of suffix decoding; native code drafts from the request's own text alone."""
+    """Return the proposer of suffix decoding."""
+    memory, corpus = dependencies.memory, dependencies.corpus
     options = SuffixOptions(config.max_depth, config.draft_len, config.is_chain, config.factor, config.min_prob)
-    from_elsewhere = dependencies.memory or dependencies.corpus
-    if from_elsewhere or not (compiled := compiled_suffix(options)):
+    if isinstance(memory, Recollection):  # of the reference
         return Suffix(config, dependencies)
-    return CompiledMethod(Suffix.name, "suffix.text", compiled, config.draft_len)
+    if not (compiled := compiled_suffix(options, memory, compiled_corpus(corpus) if corpus else None)):
+        return Suffix(config, dependencies)
+    return CompiledMethod(Suffix.name, SOURCES, compiled, config.draft_len)

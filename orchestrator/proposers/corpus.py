@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from tokenizers import Tokenizer
 
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.types import IdArray
+from orchestrator.native.drafts import CompiledCorpus
 from orchestrator.proposers.tables import VocabularyFingerprint, vocabulary_of
 
 MANIFEST, TOKENS, ENDS = "corpus.json", "tokens-{:03}.npy", "ends-{:03}.npy"
@@ -152,6 +154,12 @@ class Corpus:
                 weight = len(places) / len(seen)
                 counts.update({int(token): round(weight * count) for token, count in zip(ids, times, strict=True)})
         return counts
+
+
+@lru_cache(maxsize=4)
+def compiled_corpus(corpus: Corpus) -> CompiledCorpus:
+    """Return the corpus in the layout that native proposers read."""
+    return CompiledCorpus([(shard.tokens, shard.ends) for shard in corpus.shards], corpus.separator)
 
 
 def _spread(places: Ends, most: int) -> npt.NDArray[np.int64]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
+from orchestrator.native.response_memory import CompiledMemory, compiled_memory
 from orchestrator.proposers.automaton import Automaton, Match
 
 MAX_DEPTH = 64
@@ -22,6 +23,11 @@ PIECE_TOKENS = 64
 T = TypeVar("T")
 
 
+def new_memory(max_tokens: int) -> Memory | CompiledMemory:
+    """Return a memory without responses, in native code if that can be compiled."""
+    return compiled_memory(max_tokens) or Memory(max_tokens)
+
+
 class Segment(NamedTuple):
     """Responses of one salt, learnt one by one and forgotten together."""
 
@@ -31,6 +37,8 @@ class Segment(NamedTuple):
 
 class Memory:
     """Responses of one server process; every method may be called from any thread.
+
+    It is the reference for `orchestrator/native/response_memory.h`, and is used where that cannot be compiled.
 
     max_tokens: most tokens held, over all salts.
     Invariant: a match for a salt comes from one response that was learnt for the same salt.

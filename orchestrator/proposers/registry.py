@@ -74,11 +74,6 @@ class SelectedMethod(NamedTuple):
         return next((method.drafter for method in self._declarations if method.drafter), "")
 
     @property
-    def reads_memory(self) -> bool:
-        """True if it drafts from earlier responses when the server remembers them."""
-        return any(method.reads_memory for method in self._declarations)
-
-    @property
     def _declarations(self) -> list[Method]:
         return [member.declaration for member in self.members] or [self.declaration]
 

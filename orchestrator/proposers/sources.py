@@ -9,16 +9,18 @@ from functools import partial
 from orchestrator.core.proposal import Proposer
 from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.surfaces import PassCosts
+from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import served_checkpoint
+from orchestrator.native.response_memory import CompiledMemory
 from orchestrator.proposers.adjacency import SharedMatrices
 from orchestrator.proposers.corpus import load_corpus_index
 from orchestrator.proposers.dependencies import DrafterClient, ProposerDependencies
 from orchestrator.proposers.draft_costs import DraftCosts
 from orchestrator.proposers.drafter_clients import Drafter, LocalDrafterClient
 from orchestrator.proposers.estimates import AcceptanceEstimates
-from orchestrator.proposers.memory import Memory
+from orchestrator.proposers.memory import Memory, new_memory
 from orchestrator.proposers.registry import select_method
 from orchestrator.proposers.tables import load_tables
 from orchestrator.sampling.grammar import Grammars
@@ -36,7 +38,7 @@ class ProposerSources:
         self,
         config: ServingConfig,
         checkpoint: Checkpoint,
-        memory: Memory | None = None,
+        memory: Memory | CompiledMemory | None = None,
         pass_costs: PassCosts | None = None,
     ) -> None:
         self.grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
@@ -87,13 +89,20 @@ class RunProposers:
     They also propose what a grammar forbids; the run removes it, on a thread that no other request waits for.
 
     drafters: those in this process, by name. pass_costs: of the target, as measured at its load; None = not measured.
+    memory: earlier responses; a new one if the deployment remembers some and None is given.
     """
 
     def __init__(
-        self, config: ServingConfig, drafters: Mapping[str, Drafter], pass_costs: PassCosts | None = None
+        self,
+        config: ServingConfig,
+        drafters: Mapping[str, Drafter],
+        pass_costs: PassCosts | None = None,
+        memory: Memory | CompiledMemory | None = None,
     ) -> None:
-        self._sources = ProposerSources(config, served_checkpoint(config), pass_costs=pass_costs)
+        self.memory = memory or (new_memory(config.remember_tokens) if config.remember_tokens else None)
+        self._sources = ProposerSources(config, served_checkpoint(config), self.memory, pass_costs)
         self._drafters = drafters
+        self._learning: WorkerPool[None] = WorkerPool("memory", 1)
         self._limit_s = config.draft_timeout_ms / 1000
 
     def __call__(self, request: StepRequest) -> Proposer:
@@ -111,3 +120,8 @@ class RunProposers:
         # A drafter's client observes the limit itself, and drafts again when the machine is less busy.
         calls = plan.drafter or (self._drafters and plan.declaration.uses_drafters)
         return plan.proposer(dependencies, math.inf if calls else self._limit_s)
+
+    def ended(self, request: StepRequest, output: Sequence[int]) -> None:
+        """Remember the output of a run, on a thread that nobody waits for."""
+        if self.memory and output:
+            self._learning.start(partial(self.memory.learn, request.delta.cache_salt, output))

@@ -19,8 +19,11 @@ from orchestrator.core.types import IdArray
 from orchestrator.proposers.automaton import ROOT, Automaton, Match
 from orchestrator.proposers.corpus import Corpus, Found
 from orchestrator.proposers.dependencies import ProposerDependencies
-from orchestrator.proposers.memory import MAX_DEPTH
+from orchestrator.proposers.memory import MAX_DEPTH, Recollection
 from orchestrator.proposers.parameters import MethodConfig
+
+#: In the order of their numbers in `orchestrator/native/suffix.h`.
+SOURCES = TEXT, MEMORY, CORPUS = "suffix.text", "suffix.memory", "suffix.corpus"
 
 
 class SuffixConfig(MethodConfig):
@@ -87,15 +90,16 @@ class Suffix(Proposer):
     def __init__(self, config: SuffixConfig, dependencies: ProposerDependencies) -> None:
         self._config = config
         self._text = Automaton(config.max_depth)
-        self._memory, self._corpus = dependencies.memory, dependencies.corpus
+        memory, self._corpus = dependencies.memory, dependencies.corpus
+        self._memory = memory if isinstance(memory, Recollection) else None
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return a tree or a chain, or a bare root when the last token does not occur elsewhere."""
         self._text.extend(context.ids[self._text.num_tokens :])
-        drafts = [self._draft("suffix.text", budget, self._text, self._text.repeated())]
+        drafts = [self._draft(TEXT, budget, self._text, self._text.repeated())]
         if self._memory:
             recent = context.ids[-self._config.max_depth :]
-            found = self._memory.longest(recent, partial(self._draft, "suffix.memory", budget))
+            found = self._memory.longest(recent, partial(self._draft, MEMORY, budget))
             drafts += [found] if found else []
         if self._corpus and (found_in_corpus := self._corpus.longest(context.ids, self._config.max_depth)):
             drafts.append(self._draft_from_corpus(budget, self._corpus, found_in_corpus))
@@ -108,7 +112,7 @@ class Suffix(Proposer):
 
     def _draft_from_corpus(self, budget: Budget, corpus: Corpus, found: Found) -> ScoredTree:
         """Draft from what followed the places of a match in the corpus."""
-        draft, budget = ScoredTree("suffix.corpus"), Budget(budget.max_nodes, budget.clipped(self._size(found.length)))
+        draft, budget = ScoredTree(CORPUS), Budget(budget.max_nodes, budget.clipped(self._size(found.length)))
         if not budget.max_depth:
             return draft
         rows = corpus.continuations(found, budget.max_depth)

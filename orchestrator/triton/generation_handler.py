@@ -16,6 +16,7 @@ from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.generation.loop import SequenceState, Steps, generate
 from orchestrator.generation.responses import ResponseMerger, Responses, Send
 from orchestrator.generation.text import FinishReason
+from orchestrator.native.response_memory import CompiledMemory
 from orchestrator.proposers.memory import Memory
 from orchestrator.requests.generation_request import GenerationRequest
 from orchestrator.requests.inputs import RequestInputs
@@ -46,7 +47,7 @@ class GenerationHandler:
     builder: RequestBuilder
     steps: Callable[[GenerationRequest, SequenceState, BlsTargetClient], Steps]
     refuse: Callable[[str, Any], None]
-    memory: Memory | None
+    memory: Memory | CompiledMemory | None
     metrics: RequestMetrics
     traces: Traces | None = None
     times: RequestTimes = field(default_factory=RequestTimes)

@@ -19,9 +19,10 @@ from orchestrator.deployment.engine_manifest import served_checkpoint
 from orchestrator.deployment.heartbeat import Heartbeat, ask_for_replacement
 from orchestrator.deployment.reload_requests import Commit, ReloadListener
 from orchestrator.generation.loop import SequenceState, StepByStep, Steps, StepsOfRun
+from orchestrator.native.response_memory import CompiledMemory
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.drafter_clients import DraftAnswer
-from orchestrator.proposers.memory import Memory
+from orchestrator.proposers.memory import Memory, new_memory
 from orchestrator.proposers.sources import ProposerSources
 from orchestrator.requests.generation_request import GenerationRequest
 from orchestrator.requests.inputs import RequestInputs, read
@@ -45,7 +46,7 @@ class Served(NamedTuple):
     """What is derived from the settings of a deployment; a reload replaces it. memory: None = nothing is remembered."""
 
     config: ServingConfig
-    memory: Memory | None
+    memory: Memory | CompiledMemory | None
     sources: ProposerSources
     builder: RequestBuilder
 
@@ -71,7 +72,7 @@ class PublicHost:
         self._drafter_ports = {
             name: Port(DRAFT_FAMILIES, model=args["model_name"], drafter=name) for name in self._breakers
         }
-        self._served = self._read(config, Memory(config.remember_tokens) if config.remember_tokens else None)
+        self._served = self._read(config, new_memory(config.remember_tokens) if config.remember_tokens else None)
         self._admission = Admission(config.max_running, config.max_waiting, folder, config.max_running_per_salt or None)
         self._metrics = RequestMetrics(args["model_name"], self._gauges)
         self._traces = Traces.from_environment(args["model_name"])
@@ -84,7 +85,7 @@ class PublicHost:
             heartbeat.start()
         ReloadListener.start(self._prepare_reload)
 
-    def _read(self, config: ServingConfig, memory: Memory | None) -> Served:
+    def _read(self, config: ServingConfig, memory: Memory | CompiledMemory | None) -> Served:
         """Return what is derived from the settings of a deployment; raises ConfigError if they cannot be served."""
         checkpoint = self._checkpoint
         sources = ProposerSources(config, checkpoint, memory)
@@ -103,7 +104,7 @@ class PublicHost:
         """Return a function that applies new settings to the requests that come after it; raises ConfigError."""
         memory = self._served.memory
         if "remember_tokens" in changed:
-            memory = Memory(config.remember_tokens) if config.remember_tokens else None
+            memory = new_memory(config.remember_tokens) if config.remember_tokens else None
         served = self._read(config, memory)
 
         def commit() -> None:
@@ -158,7 +159,7 @@ class PublicHost:
             served.builder,
             partial(self._steps, served),
             self._refuse,
-            served.memory,
+            None if served.config.has_runs else served.memory,  # runs are remembered in the target's process
             self._metrics,
             self._traces,
         )
@@ -208,10 +209,8 @@ class PublicHost:
     def _steps(
         self, served: Served, request: GenerationRequest, sequence: SequenceState, target: BlsTargetClient
     ) -> Steps:
-        """Return the steps of a sequence, from a run of the target's engine if the method allows one."""
-        remembers = served.memory is not None and request.plan.reads_memory
-        # The memory is in this process and drafters are in the target's: a union of both goes without the memory.
-        if served.config.has_runs and (request.plan.drafter or not remembers):
+        """Return the steps of a sequence, from a run of the target's engine if it makes runs."""
+        if served.config.has_runs:
             take = partial(target.take, sequence.context, sequence.sampling, sequence.options, request.run)
             return StepsOfRun(sequence, take)
         return StepByStep(sequence, target, request.plan.proposer(self._dependencies(served, request)))

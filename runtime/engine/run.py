@@ -44,7 +44,7 @@ class Run:
     after_pass: has a function called on the engine's thread once all calls of a pass have been answered, so that the
     drafts of all runs share the passes of their drafters.
     hold_s: returns how long steps are collected before they are answered, unless the run has stopped.
-    deadline_s: the request's deadline, set before other threads see the run.
+    deadline_s: the request's deadline, set before other threads see the run. request: the first call.
     Invariant: the caller gets every step once and in order; a `take` is answered by the run's deadline. An error is
     delivered after the steps before it, and closes the run.
     """
@@ -60,7 +60,7 @@ class Run:
     ) -> None:
         self.deadline_s = 0.0
         self._after_pass = after_pass
-        self._request, self._options, self._proposer, self._hold_s = request, options, proposer, hold_s
+        self.request, self._options, self._proposer, self._hold_s = request, options, proposer, hold_s
         self._matcher, self._guide_s = matcher, 0.0
         context = Context(request.delta.context_ids.tolist())
         context.prompt_len = request.delta.prompt_len
@@ -87,12 +87,18 @@ class Run:
         """Answer `caller` with the next steps; prefix_len: the number of tokens that it has."""
         with self._lock:
             if self._caller or self._is_closed:
-                self._deliver(caller, Unavailable(f"sequence {self._request.delta.sequence_id} has a call under way"))
+                self._deliver(caller, Unavailable(f"sequence {self.request.delta.sequence_id} has a call under way"))
             elif prefix_len != self._num_taken or (self._has_ended and not self._ready):
                 self._deliver(caller, UnknownSequence(f"a run after {prefix_len} tokens"))
             else:
                 self._caller = caller
                 self._go_on()
+
+    @property
+    def output_taken(self) -> list[int]:
+        """The tokens that the caller has taken so far."""
+        context = self._drafting.context
+        return context.ids[context.prompt_len : self._num_taken]
 
     def answer_if_due(self) -> None:
         """Answer a caller whose hold is over, since the next step may be waiting for blocks or for its grammar."""
@@ -124,7 +130,7 @@ class Run:
         """Return the drafts that the grammar allows, and their masks; runs on a thread of the run's own."""
         began_s, (proposal, options) = time.monotonic(), self._next
         matcher.follow(self._drafting.context.output)
-        proposal = legal_drafts(matcher, proposal, self._request.sampling, options)
+        proposal = legal_drafts(matcher, proposal, self.request.sampling, options)
         legal = matcher.legal_rows(proposal.tree)
         self._guide_s = time.monotonic() - began_s
         return proposal, legal
@@ -139,9 +145,9 @@ class Run:
     def _submit(self, start: int, proposal: Proposal, legal: BoolArray | None = None) -> None:
         """Submit the next step; legal: its masks, if there is a grammar. Call with the lock."""
         options = self._next[1]
-        first, context = self._request.delta, self._drafting.context
-        delta, sampling = delta_of(context, start, first.sequence_id, first.cache_salt), self._request.sampling
-        q, max_len = proposal.q if sampling.rule.uses_q else (), self._request.max_len
+        first, context = self.request.delta, self._drafting.context
+        delta, sampling = delta_of(context, start, first.sequence_id, first.cache_salt), self.request.sampling
+        q, max_len = proposal.q if sampling.rule.uses_q else (), self.request.max_len
         request = StepRequest(delta, proposal.tree, sampling, options, 0, q, None, max_len)
         if legal is not None:
             request = GuidedStep.of(request, legal)

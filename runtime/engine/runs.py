@@ -10,8 +10,9 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol
 
 from orchestrator.core.errors import UnknownSequence
 from orchestrator.core.proposal import Proposer
@@ -31,14 +32,21 @@ HOLD_S, MAX_HOLD_S = 0.016, 0.100
 StepCall = StepRequest | TakeSteps
 
 
+class Proposers(Protocol):
+    """What builds the proposers of runs."""
+
+    def __call__(self, request: StepRequest) -> Proposer:
+        """Return the proposer of a run; raises RequestError. It may be slow: no other request waits for it."""
+
+    def ended(self, request: StepRequest, output: Sequence[int]) -> None:
+        """Note that a run has ended; output: the tokens that its caller has taken. Must not block."""
+
+
 class Runs:
-    """An engine thread that also makes runs; has the interface of `EngineThread`.
+    """An engine thread that also makes runs; has the interface of `EngineThread`."""
 
-    new_proposer: builds the proposer of a run; raises RequestError. It may be slow: no other request waits for it.
-    """
-
-    def __init__(self, engine: TargetThread, new_proposer: Callable[[StepRequest], Proposer]) -> None:
-        self._engine, self._new_proposer = engine, new_proposer
+    def __init__(self, engine: TargetThread, proposers: Proposers) -> None:
+        self._engine, self._proposers = engine, proposers
         self.kernels = engine.kernels
         self._after_pass: list[Callable[[], None]] = []
         self._lock = threading.Lock()  # of the next two: any thread may begin, release or take, and a run ends itself
@@ -49,9 +57,9 @@ class Runs:
         engine.after_pass(self._go_on)
         threading.Thread(target=self._deliver, name="answers", daemon=True).start()
 
-    def use(self, new_proposer: Callable[[StepRequest], Proposer]) -> None:
-        """Build the proposers of runs that begin from now on with this function."""
-        self._new_proposer = new_proposer
+    def use(self, proposers: Proposers) -> None:
+        """Let these build the proposers of runs that begin from now on."""
+        self._proposers = proposers
 
     def preparation(self, request: StepCall) -> Callable[[], None] | None:
         """Return the work that must precede `submit`: compiling a run's grammar and making its first proposal."""
@@ -80,6 +88,7 @@ class Runs:
             run = self._runs.pop(sequence_id, None)
         if run:
             run.close()
+            self._proposers.ended(run.request, run.output_taken)
         self._engine.release(sequence_id)
 
     def watch(self, report: Callable[[EngineStatus], None]) -> None:
@@ -98,7 +107,7 @@ class Runs:
     def _prepare(self, request: StepRequest, options: RunOptions) -> None:
         try:
             matcher = self._engine.matcher(request.sampling)
-            proposer = self._new_proposer(request)
+            proposer = self._proposers(request)
             run = Run(request, options, proposer, matcher, self._after_pass.append, self._hold_s)
         except BaseException:
             self._end_start(request)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from orchestrator.native.compiling import NativeLibrary, Unbuilt, compiler
-from orchestrator.native.drafts import LIBRARY as DRAFTS
+from orchestrator.native.drafts_library import LIBRARY as DRAFTS
 from orchestrator.native.sampling import LIBRARY as SAMPLING
 from runtime.native.library import LIBRARY as FORWARD
 

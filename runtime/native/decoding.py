@@ -12,7 +12,7 @@ import numpy as np
 from orchestrator.core.proposal import CompiledDrafts
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import IdArray
-from orchestrator.native.drafts import CostFields
+from orchestrator.native.drafts_library import CostFields
 from orchestrator.native.sampling import Requests
 from runtime.kv.batch import MAX_PASS_ROWS, MAX_TREE_NODES, STEP_TOKENS
 from runtime.native.drafters import DrafterFields, DrafterUseFields, NativeUses

@@ -12,6 +12,7 @@ import pytest
 from launcher.server import Server
 from orchestrator.requests.inputs import INPUTS
 from tests.support.clients import (
+    Answer,
     Response,
     Stream,
     Tensor,
@@ -23,6 +24,7 @@ from tests.support.clients import (
     listed,
     metric,
     settled,
+    until,
 )
 
 pytestmark = pytest.mark.server
@@ -231,6 +233,25 @@ def test_request_that_was_cancelled_takes_no_further_step(server: Server) -> Non
     assert settled(steps, "the steps to end") - before < 500
     alone = ask(server.grpc_url, return_stats=True, **LONG)
     assert alone.stats["requests_per_pass"] == 1.0
+
+
+@pytest.mark.parametrize(("method", "source"), [("suffix", "suffix.memory"), ("auto", "memory")])
+def test_a_repeated_request_is_drafted_from_the_response_of_the_same_salt(
+    server: Server, method: str, source: str
+) -> None:
+    def asked(salt: str) -> Answer:
+        inputs = {"text_input": "xy", "max_tokens": 40, "end_id": -1, "speculation": method, "return_stats": True}
+        return ask(server.grpc_url, stream=True, cache_salt=salt, **inputs)
+
+    first, salt = asked(f"first of {method}"), f"second of {method}"
+    other = asked(salt)
+    assert source not in first.stats["sources"]
+    assert source not in other.stats["sources"]
+    again = until(
+        lambda: (one := asked(salt)).stats["sources"].get(source, {}).get("num_accepted") and one, "the memory"
+    )
+    assert again.ids == first.ids == other.ids
+    assert again.stats["sources"][source]["num_accepted"] > 20
 
 
 # Bad input

@@ -21,7 +21,8 @@ class TritonPythonModel(EngineModel):
         engine, model = build_target(config, caller_beside(args["model_repository"]))
         if config.has_runs:
             self._pass_costs = engine.pass_costs
-            engine = self._runs = Runs(engine, RunProposers(config, self._drafters, self._pass_costs))
+            self._proposers = RunProposers(config, self._drafters, self._pass_costs)
+            engine = self._runs = Runs(engine, self._proposers)
             ReloadListener.start(partial(self._prepare_reload, config), Phase.COMMIT_ENGINE)
         # Only the loop's process knows max_nodes, which a reload may change.
         unpack = partial(unpack_call, vocab_size=model.vocab_size, max_nodes=MAX_NODES)
@@ -29,10 +30,11 @@ class TritonPythonModel(EngineModel):
 
     def _prepare_reload(self, loaded: ServingConfig, config: ServingConfig, changed: Collection[str]) -> Commit:
         drafters = reloaded(self._drafters, loaded, config, changed)
-        proposers = RunProposers(config, drafters, self._pass_costs)
+        memory = None if "remember_tokens" in changed else self._proposers.memory
+        proposers = RunProposers(config, drafters, self._pass_costs, memory)
 
         def commit() -> None:
-            self._drafters = drafters
+            self._drafters, self._proposers = drafters, proposers
             self._runs.use(proposers)
             self._host.show_drafters(drafters, config)
 

@@ -18,6 +18,7 @@ from orchestrator.proposers.corpus import Corpus, Shard
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.growth import Growth
+from orchestrator.proposers.memory import Memory, new_memory
 from orchestrator.proposers.tables import Level, Tables, VocabularyFingerprint, packed
 from tests.support.decode import dependencies
 
@@ -73,12 +74,18 @@ def cases() -> Iterator[ProposerDependencies]:
 def test_compiled_trees_are_those_of_the_reference(number: int, is_chain: bool) -> None:
     given = [*cases()][number]
     assert given.estimates.compiled
+    compiled_memory, memory = new_memory(500), Memory(500)
+    remembers = number % 5 > 1
     rng = np.random.default_rng(100 + number)
     costs = surface_of(1.0 + np.cumsum(rng.random(129)) * 0.05, others_tokens=float(number % 3))
     num_nodes, sources = 0, set[str]()
     for temperature_range in (0, 3, 0):  # requests of one deployment
         ids = [*given.prediction[:30], *text_of(rng, 200)]
+        if remembers:
+            given = replace(given, memory=compiled_memory.of("a"))
         compiled = NativeGrowth(given.estimates.compiled, given, is_chain)
+        if remembers:
+            given = replace(given, memory=memory.of("a"))
         reference = Growth([*sources_of(given)], given.estimates, is_chain)
         context = Context(ids[:10])
         while len(context) < len(ids):
@@ -92,6 +99,9 @@ def test_compiled_trees_are_those_of_the_reference(number: int, is_chain: bool) 
             assert compiled.chances.tolist() == pytest.approx(reference.chances.tolist())
             num_nodes += found.tree.num_nodes
             sources.update(*(names.split("+") for names in found.sources))
+            response = [*context.ids[-20:], *text_of(rng, 25)] if rng.random() < 0.2 else []
+            for each_memory in (compiled_memory, memory):
+                each_memory.learn("a", response)
             came = ids[len(context) : len(context) + int(rng.integers(1, 6))]
             for each in (compiled, reference):
                 each.learn(came)
@@ -99,6 +109,7 @@ def test_compiled_trees_are_those_of_the_reference(number: int, is_chain: bool) 
             context.commit(ids[len(context) : len(context) + int(rng.integers(0, 4))])  # plain steps
     assert num_nodes > 100
     assert ("corpus" in sources) == bool(given.corpus)
+    assert ("memory" in sources) == remembers
 
 
 def test_likeliest_followers_are_the_first_of_the_most_frequent() -> None:

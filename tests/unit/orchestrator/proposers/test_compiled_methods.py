@@ -10,13 +10,14 @@ import pytest
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposer
 from orchestrator.core.sampling_params import Sampling
+from orchestrator.native.response_memory import CompiledMemory
 from orchestrator.proposers import compiled_methods
 from orchestrator.proposers.compiled_methods import CLIPS, MATCHES, CompiledMethod, prompt_lookup, suffix
 from orchestrator.proposers.corpus import Corpus
 from orchestrator.proposers.guarded import Guarded
-from orchestrator.proposers.memory import Memory
+from orchestrator.proposers.memory import Memory, new_memory
 from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig
-from orchestrator.proposers.suffix import Suffix, SuffixConfig
+from orchestrator.proposers.suffix import CORPUS, MEMORY, TEXT, Suffix, SuffixConfig
 from tests.support.decode import dependencies
 from tests.unit.orchestrator.proposers.test_corpus import corpus_of
 
@@ -34,14 +35,19 @@ def pairs(rng: random.Random) -> Iterator[tuple[Proposer, Proposer]]:
         clip=rng.choice(CLIPS),  # type: ignore[arg-type]
     )
     yield prompt_lookup(lookup, dependencies()), PromptLookup(lookup, dependencies())
-    trees = SuffixConfig(
+    trees = suffix_config(rng)
+    yield suffix(trees, dependencies()), Suffix(trees, dependencies())
+
+
+def suffix_config(rng: random.Random) -> SuffixConfig:
+    """Parameters at random."""
+    return SuffixConfig(
         max_depth=rng.randint(1, 30),
         factor=rng.choice([0.5, 1.0, 2.7, 4.0]),
         min_prob=rng.choice([0.0, 0.1, 0.3]),
         draft_len=rng.randint(1, 40),
         tree=rng.choice([True, False]),
     )
-    yield suffix(trees, dependencies()), Suffix(trees, dependencies())
 
 
 def text_of(rng: random.Random, vocab_size: int) -> list[int]:
@@ -94,14 +100,40 @@ def test_a_long_text_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         assert assert_same(compiled, reference, Context(text), Budget(128, 128))
 
 
-def test_suffix_with_a_memory_or_a_corpus_is_not_compiled() -> None:
-    corpus: Corpus = corpus_of([[1, 2, 3]])
-    for given in (dependencies(memory=Memory(100).of("")), dependencies(corpus=corpus)):
-        assert isinstance(suffix(SuffixConfig(), given), Suffix)
+@pytest.mark.parametrize("seed", range(40))
+def test_compiled_suffix_drafts_from_memory_and_corpus_as_the_reference_does(seed: int) -> None:
+    rng = random.Random(seed)
+    text, bound = text_of(rng, rng.choice([4, 12, 40])), rng.choice([30, 400, 5000])
+    pieces = [text[start : start + rng.randint(1, 30)] for start in range(0, LENGTH, 9)]
+    corpus: Corpus | None = corpus_of(rng.sample(pieces, 12) * rng.choice([1, 40])) if seed % 4 else None
+    compiled_memory, memory, trees = new_memory(bound), Memory(bound), suffix_config(rng)
+    assert isinstance(compiled_memory, CompiledMemory)
+    compiled = suffix(trees, dependencies(memory=compiled_memory.of("a"), corpus=corpus))
+    reference = Suffix(trees, dependencies(memory=memory.of("a"), corpus=corpus))
+    assert isinstance(compiled, CompiledMethod)
+    context, num_nodes = Context(text[:3]), 0
+    while len(context) < LENGTH:
+        response, salt = text_of(rng, 12)[: rng.randint(0, 40)] if rng.random() < 0.5 else rng.choice(pieces), "aab"
+        for each, name in ((compiled_memory, salt[seed % 3]), (memory, salt[seed % 3])):
+            each.learn(name, response)
+        num_nodes += assert_same(compiled, reference, context, Budget(rng.randint(0, 30), rng.randint(0, 12)))
+        context.commit(text[len(context) : len(context) + rng.randint(1, 6)])
+    assert num_nodes > 20
+
+
+def test_each_source_of_suffix_is_drafted_from_and_named() -> None:
+    memory = new_memory(1000)
+    memory.learn("a", [*range(20)])
+    given = dependencies(memory=memory.of("a"), corpus=corpus_of([[*range(30, 60)]]))
+    proposer = suffix(SuffixConfig(), given)
+    for context, source in (([0, 1, 2], MEMORY), ([30, 31, 32], CORPUS), ([*range(70, 75)] * 2, TEXT)):
+        proposal = suffix(SuffixConfig(), given).propose(Context(context), Sampling(), Budget(9, 9))
+        assert {*proposal.sources} == {source}
+    assert proposer.compiled and proposer.compiled.sources == (TEXT, MEMORY, CORPUS)
 
 
 def test_without_a_compiler_the_references_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("compiled_prompt_lookup", "compiled_suffix"):
-        monkeypatch.setattr(compiled_methods, name, lambda options: None)
+        monkeypatch.setattr(compiled_methods, name, lambda *_: None)
     assert isinstance(prompt_lookup(PromptLookupConfig(), dependencies()), PromptLookup)
     assert isinstance(suffix(SuffixConfig(), dependencies()), Suffix)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import random
 import threading
+import time
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from orchestrator.core.context import Context
-from orchestrator.core.proposal import Budget
+from orchestrator.core.proposal import Budget, Proposer
 from orchestrator.core.sampling_params import Sampling
+from orchestrator.native.response_memory import CompiledMemory
 from orchestrator.proposers import memory as memory_module
 from orchestrator.proposers.automaton import Automaton, Match
-from orchestrator.proposers.memory import MAX_DEPTH, NUM_SEGMENTS, PIECE_TOKENS, Memory
+from orchestrator.proposers.compiled_methods import suffix
+from orchestrator.proposers.memory import MAX_DEPTH, NUM_SEGMENTS, PIECE_TOKENS, Memory, new_memory
 from orchestrator.proposers.suffix import Suffix, SuffixConfig
 from tests.support.decode import dependencies
 
@@ -191,3 +196,50 @@ def test_memory_learn_and_propose_from_many_threads() -> None:
         thread.join()
     assert not errors
     assert memory.num_tokens == sum(text.num_tokens for _, text in memory._oldest_first) <= 3000
+
+
+def test_the_compiled_memory_holds_what_the_reference_holds() -> None:
+    rng, compiled, reference, num_followers = random.Random(5), new_memory(300), Memory(300), 0
+    assert isinstance(compiled, CompiledMemory)
+    for _ in range(400):
+        salt, response = (
+            rng.choice(["", "a", "a\x00", "é"]),
+            [rng.randrange(6) for _ in range(rng.choice([0, 5, 40, 310]))],
+        )
+        for memory in (compiled, reference):
+            memory.learn(salt, response)
+        context = [rng.randrange(6) for _ in range(rng.randint(1, 4))]
+        expected = reference.of(salt).followers(context)
+        assert compiled.of(salt).followers(context) == expected
+        num_followers += len(expected)
+    assert num_followers > 100
+
+
+def test_the_compiled_memory_is_learnt_to_and_drafted_from_by_many_threads() -> None:
+    memory, errors, ends = new_memory(2000), list[BaseException](), threading.Event()
+    proposers = [suffix(SuffixConfig(), dependencies(memory=memory.of(salt))) for salt in "aabb"]
+
+    def repeat(action: Callable[[int], object]) -> None:
+        number = 0
+        try:
+            while not ends.is_set():
+                action(number := number + 1)
+        except BaseException as error:
+            errors.append(error)
+
+    def learn(number: int) -> None:
+        memory.learn("ab"[number % 2], [number % 7, *range(number % 50)])
+
+    def draft(proposer: Proposer, number: int) -> None:
+        proposer.propose(Context([*range(number % 40 + 1)]), Sampling(), Budget(20, 20))
+
+    actions = [learn, learn, *(partial(draft, proposer) for proposer in proposers)]
+    threads = [threading.Thread(target=repeat, args=(action,)) for action in actions]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    ends.set()
+    for thread in threads:
+        thread.join(10)
+    assert not errors
+    assert not any(thread.is_alive() for thread in threads)

@@ -36,7 +36,7 @@ from tests.support import decode as support
 from tests.support.engines import LIMIT_S, EngineTarget, make_paged, start_target
 from tests.support.hanging import Hang, until
 from tests.support.tiny_models import VOCAB_SIZE
-from tests.unit.runtime.engine.test_runs import Caller, Served, sequence_of, told
+from tests.unit.runtime.engine.test_runs import Caller, Proposers, Served, sequence_of, told
 
 PROMPT = [5, 9, 3, 5, 9, 3, 5, 9]
 MAX_TOKENS = 24
@@ -93,11 +93,7 @@ class Guided(Served):
         self.engine.close()
         self.grammars = WatchedGrammars(folder)
         self.engine: TargetThread = start_target(make_paged(folder), self.grammars)
-        self.runs = Runs(self.engine, lambda request: self.run_proposer(request))
-
-    def run_proposer(self, request: StepRequest) -> Any:
-        assert request.run is not None
-        return self.proposer(request.run.method, request.run.config, request.run.prediction)
+        self.runs = Runs(self.engine, Proposers(self))
 
     def submit(self, request: StepRequest | TakeSteps) -> queue.SimpleQueue[Any]:
         """Submit a call as the host does, without waiting; its answer comes out of the queue."""

@@ -6,7 +6,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from orchestrator.generation.loop import SequenceState, StepByStep, Steps, Steps
 from orchestrator.generation.text import Chunk, FinishReason, Output, StopRule
 from orchestrator.generation.trace import Trace
 from orchestrator.proposers.guarded import Guarded
-from orchestrator.proposers.memory import Memory
+from orchestrator.proposers.memory import new_memory
 from orchestrator.proposers.registry import SelectedMethod, select_method
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.message import decode, encode
@@ -59,15 +59,29 @@ SAMPLINGS = (
 )
 
 
+class Proposers:
+    """Builds the proposers that a test wants, and notes the outputs of the runs that have ended, with their salts."""
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+
+    def __call__(self, request: StepRequest) -> Proposer:
+        return self.served.wrap(self.served.proposer(*_named(request)))
+
+    def ended(self, request: StepRequest, output: Sequence[int]) -> None:
+        self.served.ended.append((request.delta.cache_salt, [*output]))
+
+
 class Served:
     """A target's engine with runs; calls and answers cross as messages."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.engine = start_target(make_paged(folder, **options))
-        self.memory = Memory(1000)
+        self.memory = new_memory(1000)
         self.memory.learn("", [1, 2, 3, 5, 9, 3, 7, 8, 9, 10, 5, 9, 4])
         self.wrap: Callable[[Proposer], Proposer] = lambda proposer: proposer
-        self.runs = Runs(self.engine, lambda request: self.wrap(self.proposer(*_named(request))))
+        self.ended: list[tuple[str, list[int]]] = []
+        self.runs = Runs(self.engine, Proposers(self))
         self.num_calls = 0
 
     def proposer(self, method: str, config: str, prediction: tuple[int, ...]) -> Proposer:
@@ -276,6 +290,19 @@ def test_a_released_run_makes_no_further_step_and_answers_its_caller(served: Ser
     served.runs.release(31)
     with pytest.raises(UnknownSequence):
         served.call(pack_take(TakeSteps(31, len(PROMPT) + 1)))
+
+
+def test_the_output_that_was_taken_of_a_released_run_can_be_remembered(served: Served, folder: Path) -> None:
+    sequence = sequence_of(folder, Sampling(), StopRule(MAX_TOKENS), StepOptions())
+    caller, taken = Caller(served, 32, sequence, run_of(*METHODS[0], StopRule(MAX_TOKENS))), list[int]()
+    for _ in range(3):
+        for step in caller():
+            sequence.context.commit(step.tokens)
+            taken += step.tokens
+    assert len(taken) >= 3
+    served.runs.release(32)
+    served.runs.release(32)  # a second time, as a client that has had no answer may do
+    assert [output for _, output in served.ended if output == taken] == [taken]
 
 
 def test_a_lost_sequence_goes_on_from_the_tokens_that_the_caller_has(served: Served, folder: Path) -> None:

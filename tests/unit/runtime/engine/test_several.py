@@ -18,7 +18,8 @@ from orchestrator.core.proposal import CompiledDrafts, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
-from orchestrator.native.drafts import SuffixOptions, compiled_suffix
+from orchestrator.native.drafts import compiled_suffix
+from orchestrator.native.drafts_library import SuffixOptions
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall, SeveralSteps

@@ -18,7 +18,7 @@ import pytest
 from orchestrator.core.errors import EngineError
 from orchestrator.core.proposal import CompiledDrafts
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.native import drafts, sampling
+from orchestrator.native import drafts_library, sampling
 from orchestrator.native.failures import made
 from orchestrator.native.sampling import Rows
 from runtime.engine.target import TargetEngine
@@ -56,7 +56,8 @@ def test_a_draw_without_memory_is_an_error() -> None:
 READS_UNTIL_MEMORY_ENDS = """
 import resource
 from orchestrator.core.errors import EngineError
-from orchestrator.native.drafts import SuffixOptions, compiled_suffix
+from orchestrator.native.drafts import compiled_suffix
+from orchestrator.native.drafts_library import SuffixOptions
 
 proposer = compiled_suffix(SuffixOptions(8, 4, False, 4.0, 0.1))
 piece = list(range(2048))
@@ -75,10 +76,10 @@ def test_a_proposer_without_memory_is_an_error() -> None:
     command = [sys.executable, "-c", READS_UNTIL_MEMORY_ENDS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout == "a draft failed in native code: it got too little memory\n", done.stderr
-    library = drafts._library()
+    library = drafts_library.drafts_library()
     assert library
     with pytest.raises(EngineError, match="could not make a proposer"):
-        made(library.drafts_new_growth(None, None, None, None, HUGE, False), "a proposer")
+        made(library.drafts_new_growth(None, None, None, None, None, HUGE, False), "a proposer")
 
 
 def test_a_model_without_memory_is_an_error(folder: Path) -> None:

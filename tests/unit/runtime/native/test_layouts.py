@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 
-from orchestrator.native import drafts, sampling
+from orchestrator.native import drafts_library, sampling
 from orchestrator.native.compiling import Unbuilt
 from runtime.native import chains, decoding, drafters, head_fields, library, ranking
 
@@ -22,8 +22,8 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "Decoding": decoding.DecodingFields,
     "Drafter": drafters.DrafterFields,
     "DrafterUse": drafters.DrafterUseFields,
-    "Costs": drafts.CostFields,
-    "Tree": drafts.TreeFields,
+    "Costs": drafts_library.CostFields,
+    "Tree": drafts_library.TreeFields,
     "Request": sampling.Request,
 }
 

@@ -1,0 +1,101 @@
+"""The library of the native proposers: how it is built and called, and the structures that it takes."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_size_t, c_void_p
+from functools import cache
+from pathlib import Path
+
+from orchestrator.core.surfaces import Surface
+from orchestrator.native.compiling import NativeLibrary, Unbuilt
+
+log = logging.getLogger(__name__)
+
+LIBRARY = NativeLibrary(
+    "drafts",
+    Path(__file__).resolve().parent,
+    sources=("drafts.cpp",),
+    headers=(
+        "automaton.h",
+        "corpus.h",
+        "drafts.h",
+        "estimates.h",
+        "growth.h",
+        "guarded.h",
+        "prompt_lookup.h",
+        "response_memory.h",
+        "suffix.h",
+    ),
+)
+
+
+class CostFields(Structure):
+    """The costs that determine the size of a tree, as `drafts::Costs`. node_s: time to draft a node."""
+
+    _fields_ = [
+        ("seconds", c_void_p),
+        ("row_s", c_void_p),
+        *((name, c_double) for name in ("others_tokens", "rate", "node_s")),
+    ]
+
+    @classmethod
+    def of(cls, surface: Surface, node_s: float = 0.0) -> CostFields:
+        """Return the fields of a surface, whose arrays must outlive them."""
+        arrays = surface.seconds.ctypes.data, surface.row_s.ctypes.data
+        return cls(*arrays, surface.others_tokens, surface.rate, node_s)
+
+
+class TreeFields(Structure):
+    """The arrays that a tree is written to, as `drafts::Tree`."""
+
+    _fields_ = [(name, c_void_p) for name in ("tokens", "parents", "names", "chances")]
+
+
+class PromptLookupOptions(Structure):
+    """`drafts::PromptLookupOptions`."""
+
+    _fields_ = [(name, c_int32) for name in ("max_ngram", "draft_len", "branches", "is_grown", "order", "clip")]
+
+
+class SuffixOptions(Structure):
+    """`drafts::SuffixOptions`."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("max_depth", "draft_len", "is_chain")),
+        *((name, c_double) for name in ("factor", "min_prob")),
+    ]
+
+
+@cache
+def drafts_library() -> ctypes.CDLL | None:
+    """Return the library; None, with a warning, where it cannot be built. Calls keep Python's global lock."""
+    try:
+        library = LIBRARY.load(ctypes.PyDLL)
+    except Unbuilt as error:
+        log.warning("drafts are not compiled, and therefore slower: %s", error)
+        return None
+    library.drafts_new_estimates.argtypes, library.drafts_new_estimates.restype = [], c_void_p
+    library.drafts_new_memory.argtypes, library.drafts_new_memory.restype = [c_size_t], c_void_p
+    library.drafts_new_recollection.argtypes = [c_void_p, c_char_p, c_size_t]
+    library.drafts_new_recollection.restype = c_void_p
+    library.drafts_remember.argtypes, library.drafts_remember.restype = [c_void_p, c_void_p, c_size_t], c_char_p
+    library.drafts_remembered.argtypes = [c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_int]
+    library.drafts_new_growth.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_size_t, c_int]
+    library.drafts_new_prompt_lookup.argtypes = [POINTER(PromptLookupOptions)]
+    library.drafts_new_suffix.argtypes = [POINTER(SuffixOptions), c_void_p, c_void_p]
+    for new in (library.drafts_new_growth, library.drafts_new_prompt_lookup, library.drafts_new_suffix):
+        new.restype = c_void_p
+    written = POINTER(CostFields), POINTER(TreeFields)
+    library.drafts_next.argtypes = c_void_p, c_void_p, c_size_t, c_int, c_int, *written
+    library.drafts_grow.argtypes = c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, c_int, c_int, *written
+    library.drafts_learn.argtypes, library.drafts_learn.restype = [c_void_p, c_void_p, c_size_t], c_char_p
+    for free in (
+        library.drafts_free,
+        library.drafts_free_estimates,
+        library.drafts_free_memory,
+        library.drafts_free_recollection,
+    ):
+        free.argtypes, free.restype = [c_void_p], None
+    return library
