@@ -69,7 +69,7 @@ def test_a_ledger_in_debt_pauses_and_pauses_longer_the_next_time() -> None:
     ledger, pauses = Ledger(), []
     for _ in range(400):
         if ledger.pause:
-            ledger.rest()
+            ledger.rest(1)
         else:
             ledger.observe(1, 2.0, 1.0)
         pauses.append(ledger.pause)
@@ -85,7 +85,7 @@ def test_looks_for_drafts_that_find_none_stay_within_the_loss_and_do_not_hinder_
         ledger.begin_rest(16, 0.3, 1.0)
         lost_s, elapsed_s, num_steps = lost_s + 0.3, elapsed_s + 0.3 + ledger.pause, ledger.pause
         while ledger.pause:
-            ledger.rest(float(num_steps) if ledger.pause == 1 else 0.0)
+            ledger.rest(1, float(num_steps) if ledger.pause == 1 else 0.0)
         ledger.observe(3, 2.5, 1.0)
         lost_s, elapsed_s = lost_s - 0.5, elapsed_s + 2.5
         assert not ledger.pause
