@@ -19,7 +19,7 @@ from gateway.errors import BadRequest, ContextTooLong
 from gateway.settings import SettingsError
 
 #: A tokenizer that normalizes may make a text this many times shorter in bytes (Unicode's NFKC, for one character).
-_MOST_SHORTENED = 4
+_MAX_SHORTENING = 4
 #: The number of tokens whose bytes are remembered.
 _MAX_REMEMBERED = 1 << 15
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -55,7 +55,7 @@ class Checkpoint:
         """Raise BadRequest for a text that no tokens of the context's length can stand for; does not encode it."""
         if self.max_positions is None:
             return
-        most_bytes = self.max_positions * self._longest_token * _MOST_SHORTENED
+        most_bytes = self.max_positions * self._longest_token * _MAX_SHORTENING
         if (num_bytes := len(text.encode())) > most_bytes:
             raise ContextTooLong(
                 f"{param} has {num_bytes} bytes, which no {self.max_positions} tokens can hold (context of the model)",

@@ -12,7 +12,7 @@ from pathlib import Path
 from orchestrator.deployment.drain_state import Drain, Request, finish_requests, wait_until_idle
 
 #: After so many deaths Triton is replaced as soon as it is idle, after so many more whatever runs.
-WORN_DEATHS, MOST_DEATHS = 16, 48
+WORN_DEATHS, MAX_DEATHS = 16, 48
 #: So many looks in a row, half a second apart, must find no request.
 IDLE_LOOKS = 3
 # How long the last look, which refuses requests, may take to see that none runs.
@@ -52,7 +52,7 @@ class Wear:
         why = f"{self._num_deaths} processes of models have died since Triton was started, which keeps their threads"
         if self._is_idle():
             return f"{why}; no request runs"
-        return f"{why}; requests have run all the time since" if self._num_deaths >= MOST_DEATHS else ""
+        return f"{why}; requests have run all the time since" if self._num_deaths >= MAX_DEATHS else ""
 
     def finish_requests(self) -> bool:
         """Refuse new requests and wait for the running ones, up to the limit; return False if the server is stopped."""

@@ -44,8 +44,8 @@ class CompiledMethod(Proposer):
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the tree after the context."""
-        read, self._num_read, self._budget = context.ids[self._num_read :], len(context), budget
-        return Proposal.of(self._compiled.next(read, budget.max_nodes, budget.max_depth), self._source)
+        unread, self._num_read, self._budget = context.ids[self._num_read :], len(context), budget
+        return Proposal.of(self._compiled.next(unread, budget.max_nodes, budget.max_depth), self._source)
 
     def observe_compiled(self, steps: Sequence[Step]) -> None:
         """Note that native code has read the steps' tokens."""

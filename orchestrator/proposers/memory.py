@@ -32,7 +32,7 @@ class Segment(NamedTuple):
 class Memory:
     """Responses of one server process; every method may be called from any thread.
 
-    max_tokens: most tokens held, over all salts.
+    max_tokens: maximum tokens held, over all salts.
     Invariant: a match for a salt comes from one response that was learnt for the same salt.
     """
 

@@ -78,6 +78,7 @@ class Ngram(Proposer):
         return None
 
     def _counted(self, context: Sequence[int]) -> Followers | None:
+        """Return the tokens that followed a context, with their counts from all sources added up; None if unknown."""
         counted = self._tables.followers(context) if self._tables else None
         found: Counter[int] = Counter()
         for source in (self._memory, self._corpus) if context else ():

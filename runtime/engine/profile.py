@@ -26,8 +26,8 @@ NUM_ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 25, 32, 33, 48, 64, 128)
 #: of the others counts.
 NUM_TIMED = 5
 #: The best of NUM_ROUNDS rounds counts for each size. Measuring stops after LIMIT_S, between two passes; a curve over
-#: fewer rows than LEAST_ROWS is of no use.
-NUM_ROUNDS, LIMIT_S, LEAST_ROWS = 3, 2.0, 8
+#: fewer rows than MIN_ROWS is of no use.
+NUM_ROUNDS, LIMIT_S, MIN_ROWS = 3, 2.0, 8
 #: Tokens of the context. NUM_FIRST of them are read first; if that takes too long, the others are not read.
 NUM_CONTEXT, NUM_FIRST = 256, 16
 #: Passes of KV_ROWS rows are measured after the context and after one of NUM_LONG tokens, in KV_ROUNDS rounds; the
@@ -35,7 +35,7 @@ NUM_CONTEXT, NUM_FIRST = 256, 16
 #: cost as 0; pure noise would show a cost that often in 1 of 28 cases.
 NUM_LONG, KV_ROWS, KV_ROUNDS, CERTAIN_ROUNDS = 1024, (1, 24), 8, 7
 #: Rows without a context are taken to cost at least this fraction of rows after the short context.
-LEAST_OF_SHORT = 0.1
+MIN_SHARE_OF_SHORT = 0.1
 SEQUENCE = 1
 
 
@@ -125,7 +125,7 @@ def measured_costs(paged: PagedModel) -> PassCosts | None:
     except (ServingError, RuntimeError) as error:  # torch raises RuntimeError when it runs out of memory
         log.warning("the passes were not measured: %s", error)
         return None
-    return _costs_of(passes) if max(passes.rows_s, default=0) >= LEAST_ROWS else None
+    return _costs_of(passes) if max(passes.rows_s, default=0) >= MIN_ROWS else None
 
 
 def _costs_of(passes: _Passes) -> PassCosts:
@@ -133,7 +133,7 @@ def _costs_of(passes: _Passes) -> PassCosts:
     few, many = (_certain(passes.token_s[num_rows]) for num_rows in KV_ROWS)
     row_token_s = max((many - few) / (KV_ROWS[1] - KV_ROWS[0]), 0.0)
     token_s = max(few - KV_ROWS[0] * row_token_s, 0.0)
-    rows_s = np.maximum(seconds - NUM_CONTEXT * (token_s + row_token_s * rows), LEAST_OF_SHORT * seconds)
+    rows_s = np.maximum(seconds - NUM_CONTEXT * (token_s + row_token_s * rows), MIN_SHARE_OF_SHORT * seconds)
     return PassCosts(Curve.measured(rows.tolist(), rows_s.tolist()), token_s, row_token_s)
 
 

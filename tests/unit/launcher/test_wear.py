@@ -10,7 +10,7 @@ import pytest
 
 from launcher import wear as module
 from launcher.triton_process import StartError
-from launcher.wear import IDLE_LOOKS, MOST_DEATHS, WORN_DEATHS, Wear
+from launcher.wear import IDLE_LOOKS, MAX_DEATHS, WORN_DEATHS, Wear
 from orchestrator.deployment.drain_state import Drain
 from orchestrator.triton.places import SharedPlaces, Taking
 from tests.support.hanging import until
@@ -79,7 +79,7 @@ def test_a_request_that_comes_at_the_last_moment_runs_on(
 def test_without_such_a_moment_it_is_replaced_after_a_drain(deployment: Deployment) -> None:
     deployment.wear._limit_s = 0.2
     deployment.begin_request()
-    deployment.die(MOST_DEATHS - 1)
+    deployment.die(MAX_DEATHS - 1)
     assert deployment.looks(2 * IDLE_LOOKS) == {""}
     deployment.die(1)
     assert "48 processes" in (why := deployment.wear.why_replace()) and "requests have run all the time" in why
@@ -90,7 +90,7 @@ def test_without_such_a_moment_it_is_replaced_after_a_drain(deployment: Deployme
 
 
 def test_a_server_that_is_being_stopped_is_left_alone(deployment: Deployment) -> None:
-    deployment.die(MOST_DEATHS)
+    deployment.die(MAX_DEATHS)
     deployment.is_stopped = True
     assert deployment.looks(2 * IDLE_LOOKS) == {""}
     assert not deployment.wear.finish_requests()
