@@ -43,8 +43,8 @@ class _TooSlow(Exception):
     """Measuring has used up its time."""
 
 
-class _Passes:
-    """Passes over one sequence of a model, measured until LIMIT_S is over.
+class _Profile:
+    """The measured times of passes over one sequence of a model; measuring stops when LIMIT_S is over.
 
     rows_s: number of rows → seconds of its passes after NUM_CONTEXT tokens. token_s: each of KV_ROWS → the seconds that
     each additional token of the context adds.
@@ -115,9 +115,9 @@ def measured_costs(paged: PagedModel) -> PassCosts | None:
     room = min(paged.model.max_positions, pool.num_available * pool.block_tokens) - max(NUM_ROWS)
     num_tokens = NUM_CONTEXT if paged.model.has_windows else max(min(NUM_LONG, room), NUM_CONTEXT)
     try:
-        passes = _Passes(paged, num_tokens)
+        profile = _Profile(paged, num_tokens)
         try:
-            passes.measure()
+            profile.measure()
         except _TooSlow:
             pass
         finally:
@@ -125,12 +125,12 @@ def measured_costs(paged: PagedModel) -> PassCosts | None:
     except (ServingError, RuntimeError) as error:  # torch raises RuntimeError when it runs out of memory
         log.warning("the passes were not measured: %s", error)
         return None
-    return _costs_of(passes) if max(passes.rows_s, default=0) >= MIN_ROWS else None
+    return _costs_of(profile) if max(profile.rows_s, default=0) >= MIN_ROWS else None
 
 
-def _costs_of(passes: _Passes) -> PassCosts:
-    rows, seconds = np.array([*passes.rows_s], np.float64), np.array([min(each) for each in passes.rows_s.values()])
-    few, many = (_certain(passes.token_s[num_rows]) for num_rows in KV_ROWS)
+def _costs_of(profile: _Profile) -> PassCosts:
+    rows, seconds = np.array([*profile.rows_s], np.float64), np.array([min(each) for each in profile.rows_s.values()])
+    few, many = (_certain(profile.token_s[num_rows]) for num_rows in KV_ROWS)
     row_token_s = max((many - few) / (KV_ROWS[1] - KV_ROWS[0]), 0.0)
     token_s = max(few - KV_ROWS[0] * row_token_s, 0.0)
     rows_s = np.maximum(seconds - NUM_CONTEXT * (token_s + row_token_s * rows), MIN_SHARE_OF_SHORT * seconds)
