@@ -187,10 +187,7 @@ class StepCosts:
         part: float,
         num_steps: int = 1,
     ) -> None:
-        """Enter the cost of one or more equal steps of a request. Caller holds the lock.
-
-        part: the share of the pass that counts as theirs in the number of passes.
-        """
+        """Enter the cost of equal steps. part: the share of a pass that they count as. Caller holds the lock."""
         shows_others = not load or load.num_beside < load.num_steps  # otherwise most of them ran in another pass
         if shows_others:
             self._rows = self._rows.updated(load.mean_rows if load else num_rows, num_steps)

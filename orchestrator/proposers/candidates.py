@@ -170,8 +170,7 @@ class TableCandidates:
 def likeliest_followers(tables: Tables) -> tuple[LikeliestFollowers, ...]:
     """Return the most frequent follower of each context of 1, 2, … tokens, the lowest id among equals.
 
-    Evidence: one number for the length of the context (tens), the follower's share in fifths (twos), and whether the
-    context occurred at least 4 times (one).
+    Evidence: 10 × length of the context + 2 × the follower's share in fifths + 1 if the context occurred at least 4 ×.
     """
     return tuple(_likeliest(level, length) for length, level in enumerate(tables.levels[1:], start=1))
 

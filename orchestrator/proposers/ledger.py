@@ -32,37 +32,24 @@ class Ledger:
     """Limits the time that drafts, and futile searches for them, lose against plain decoding to a fraction LOSS.
 
     Invariant: before they pause again, they lose at most LOSS of the time since the last pause began, plus GRACE_STEPS.
+    pause: steps for which drafts still pause; may be set, to begin a pause for another reason, or to end it.
     Source: the on/off test of Cascade (arXiv:2506.20675), here on one balance with growing pauses instead of phases.
     """
 
     def __init__(self) -> None:
-        self._balance_s = 0.0
-        self._elapsed_s = 0.0
-        self._pause = 0
+        self.pause = 0
+        self._balance_s = self._elapsed_s = 0.0
         self._next_pause = FIRST_PAUSE
-
-    @property
-    def pause(self) -> int:
-        """Steps for which drafts still pause."""
-        return self._pause
-
-    def begin_pause(self, num_steps: int) -> None:
-        """Begin a pause for another reason than a loss."""
-        self._pause = num_steps
 
     def begin_rest(self, num_steps: int, lost_s: float, plain_s: float) -> None:
         """Begin a pause after a futile search for a draft. lost_s: what plain decoding would not have spent."""
-        self._pause = num_steps
+        self.pause = num_steps
         self._balance_s -= lost_s
         self._check(plain_s)
 
-    def end_pause(self) -> None:
-        """End the pause now."""
-        self._pause = 0
-
     def rest(self, num_steps: int, rest_s: float = 0.0) -> None:
         """Enter plain steps of a pause. rest_s: with the last of them, the time of the whole pause; before that, 0."""
-        self._pause -= num_steps
+        self.pause -= num_steps
         self._elapsed_s += rest_s
 
     def observe(self, num_tokens: int, step_s: float, plain_s: float) -> None:
@@ -76,7 +63,7 @@ class Ledger:
         if self._balance_s > GRACE_STEPS * plain_s:
             self._next_pause = FIRST_PAUSE
         elif self._balance_s < -LOSS * self._elapsed_s - GRACE_STEPS * plain_s:
-            self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, LONGEST_PAUSE)
+            self.pause, self._next_pause = self._next_pause, min(2 * self._next_pause, LONGEST_PAUSE)
             self._balance_s = self._elapsed_s = 0.0
 
 
@@ -143,7 +130,7 @@ class Meter:
         """
         self.began_s = self._costs.clock() - spent_s
         if not (self.is_first or self._ledger.pause) and self._costs.wants_plain:
-            self._ledger.begin_pause(MEASURED_STEPS)
+            self._ledger.pause = MEASURED_STEPS
         return self.surface(context_len)
 
     def surface(self, context_len: int) -> Surface | None:
@@ -177,7 +164,7 @@ class Meter:
 
     def end_rest(self) -> None:
         """End a pause before its last step; its time is not entered."""
-        self._ledger.end_pause()
+        self._ledger.pause = 0
         self._rest = Rest()
 
     def _begin_rest(self, first: int, least: int) -> None:

@@ -91,11 +91,10 @@ class CachedSequence:
             last = self.blocks[-1] if self.blocks else None
             self.blocks += self._pool.allocate(missing, last)
 
-    def reserve_up_to(self, num_slots: int) -> int:
-        """Hold blocks for `num_slots` slots if the pool has them; return for how many of these it holds blocks."""
+    def reserve_up_to(self, num_slots: int) -> None:
+        """Hold blocks for `num_slots` slots if the pool has them."""
         with suppress(Unavailable):
             self.reserve(num_slots)
-        return min(num_slots, len(self.blocks) * self._pool.block_tokens)
 
     def publish(self, num_committed: int) -> None:
         """Publish the blocks that are full of computed, committed tokens, so that other sequences can find them."""

@@ -332,7 +332,7 @@ def test_a_rest_of_which_a_step_had_a_pass_apart_from_most_others_is_not_measure
     meter = Meter(costs)
     meter.observe(TokenTree.bare(), Acceptance((), 1))
     for _ in range(20):
-        meter._ledger.begin_pause(4)
+        meter._ledger.pause = 4
         meter.begin(1)
         meter.end(Proposal.empty())
         clock.now_s += 50.0
@@ -379,7 +379,7 @@ def test_where_native_code_drafts_plain_steps_are_measured_by_their_passes_too()
     meter = Meter(costs)
     meter.observe(TokenTree.bare(), Acceptance((), 1))
     for _ in range(40):
-        meter._ledger.begin_pause(4)
+        meter._ledger.pause = 4
         meter.begin(1)
         meter.end(Proposal.empty())
         clock.now_s += 50.0
