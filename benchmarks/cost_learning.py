@@ -98,7 +98,7 @@ class Machine:
 
 def replayed(texts: Sequence[Text], deployment: Deployment, machine: Machine, costs: StepCosts) -> tuple[float, float]:
     """Return the tokens per millisecond by the true costs, and the mean nodes per step."""
-    costs.makes_drafted = True
+    costs.drafts_in_bursts = True
     dependencies = ProposerDependencies(
         drafter_client=lambda name: None,  # type: ignore[arg-type, return-value]
         vocab_size=deployment.checkpoint.vocab_size,

@@ -1,4 +1,4 @@
-"""How a job is answered: as one body, or as a stream of events that never falls silent; and what ends it early."""
+"""How a job is answered: as one body, or as a stream of events, kept alive by pings; and what ends it early."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ async def answer(request: Request, stream: bool, job: Job, ping_interval_s: floa
     # The status is sent with the first event or ping, so that a request that is refused before it gets an error status.
     events = with_pings(job.events(), ping_interval_s)
     first = await _unless_gone(request, anext(events))
-
     return EventStream(first, events)
 
 

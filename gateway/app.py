@@ -81,7 +81,7 @@ def _keys(settings: Settings) -> frozenset[bytes]:
             raise SettingsError(f"cannot read the API keys in {settings.api_keys_file}: {error.strerror}") from None
     found = frozenset(key.strip() for key in keys if key.strip())
     if settings.salt_by_key and not found:
-        raise SettingsError("salt_by_key needs API keys (--api-keys-file or --api-keys), and there is none")
+        raise SettingsError("salt_by_key needs API keys, and no key is set (--api-keys-file or --api-keys)")
     for name in KEYS:
         if not found and (value := getattr(settings, name)) is not None:
             raise SettingsError(

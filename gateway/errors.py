@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 MAX_SHOWN = 100
@@ -19,6 +20,7 @@ class ApiError(Exception):
     status = 500
     type = "server_error"
     code: str | None = "internal_error"
+    more_headers: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, message: str, param: str | None = None, retry_after_s: int | None = None) -> None:
         super().__init__(message)
@@ -31,7 +33,8 @@ class ApiError(Exception):
 
     def headers(self) -> dict[str, str]:
         """Return the headers of the response."""
-        return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        retry = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        return {**self.more_headers, **retry}
 
 
 class BadRequest(ApiError):
@@ -56,10 +59,7 @@ class Unauthorized(ApiError):
     """The API key is missing or wrong."""
 
     status, type, code = 401, "invalid_request_error", "invalid_api_key"
-
-    def headers(self) -> dict[str, str]:
-        """Return the headers of the response."""
-        return {"WWW-Authenticate": "Bearer"}
+    more_headers = MappingProxyType({"WWW-Authenticate": "Bearer"})
 
 
 class ModelNotFound(ApiError):
@@ -78,10 +78,7 @@ class TooSlow(ApiError):
     """The client has not sent its request in time; the rest of it is not awaited."""
 
     status, type, code = 408, "invalid_request_error", "request_timeout"
-
-    def headers(self) -> dict[str, str]:
-        """Return the headers of the response."""
-        return {"Connection": "close"}
+    more_headers = MappingProxyType({"Connection": "close"})
 
 
 class Busy(ApiError):

@@ -108,7 +108,7 @@ class GenerationFields(Fields):
 
     @property
     def most_tokens(self) -> int | None:
-        """The limit of output tokens, None if there is none."""
+        """The maximum number of output tokens; None = no limit."""
         return self.max_tokens
 
     @property
@@ -222,7 +222,7 @@ class ChatFields(GenerationFields):
 
     @property
     def most_tokens(self) -> int | None:
-        """The limit of output tokens, None if there is none."""
+        """The maximum number of output tokens; None = no limit."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 

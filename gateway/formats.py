@@ -1,4 +1,4 @@
-"""The shapes of OpenAI's responses: completions and chats, whole or streamed, with the figures of speculation."""
+"""The shapes of OpenAI's responses: completions and chats, whole or streamed, with the statistics of speculation."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Format:
         return {"index": index, "text": delta.text, **self._rest(index, delta)}
 
     def totals(self, sequences: Sequence[Delta], n: int) -> dict[str, Any]:
-        """Return usage, and the figures of speculation in the shape that vLLM and AIPerf share."""
+        """Return usage, and the statistics of speculation in the shape that vLLM and AIPerf share."""
         return {"usage": usage(sequences, n), "metrics": {"speculative_decoding": speculation_metrics(sequences)}}
 
     def _envelope(self, kind: str) -> dict[str, Any]:

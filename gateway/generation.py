@@ -14,9 +14,9 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gateway.errors import ApiError, Busy, Failed, Unavailable
+from gateway.errors import BadRequest, Busy, Failed, Unavailable
 from gateway.metrics import Metrics
-from gateway.replicas import Replica, Replicas, Visit
+from gateway.replicas import InFlight, Replica, Replicas
 from gateway.routing import affinity_key
 from gateway.settings import Settings
 from gateway.triton import Full, Lost, Refused, ReplicaError, Stopping
@@ -58,10 +58,8 @@ class Delta:
             self.num_cached_tokens = other.num_cached_tokens
 
 
-class Refusal(ApiError):
+class Refusal(BadRequest):
     """A replica found the request wrong; the message is the replica's, in terms of the server's inputs."""
-
-    status, type, code = 400, "invalid_request_error", "invalid_value"
 
 
 @dataclass(frozen=True)
@@ -109,14 +107,14 @@ class Generation:
             try:
                 replica = await self._next_replica(attempts)
             except (Failed, Unavailable):
-                if not self._is_cut:
-                    raise
+                if not self.ids or time.monotonic() < self.deadline_s:
+                    raise  # otherwise the reader keeps what came before the deadline
                 yield Delta(finish_reason="deadline", num_input_tokens=len(self.inputs.get("input_ids", ())))
                 return
             num_before, began_s = len(self.ids), time.monotonic()
             try:
-                with replica.running() as visit:
-                    async with contextlib.aclosing(self._from(replica, visit)) as deltas:
+                with replica.running() as request:
+                    async with contextlib.aclosing(self._from(replica, request)) as deltas:
                         async for delta in deltas:
                             yield delta
                             if delta.finish_reason:
@@ -130,18 +128,14 @@ class Generation:
                 self.metrics.failovers.labels(reason=error.reason).inc()
                 attempts = (attempts if len(self.ids) == num_before else Attempts()).with_failure(replica, error)
 
-    @property
-    def _is_cut(self) -> bool:
-        """True if the text has begun and its deadline has passed: the reader keeps what came in time."""
-        return bool(self.ids) and time.monotonic() >= self.deadline_s
-
-    async def _from(self, replica: Replica, visit: Visit) -> AsyncGenerator[Delta, None]:
+    async def _from(self, replica: Replica, request: InFlight) -> AsyncGenerator[Delta, None]:
+        """Yield what the responses of one replica add; raises ReplicaError."""
         limits = (self.settings.first_limit_s, self.settings.silence_limit_s)
-        last_sign_s = functools.partial(replica.last_sign_s, visit)
+        last_sign_s = functools.partial(replica.last_sign_s, request)
         stream = replica.client.stream(self._inputs(), *limits, self.request_id, last_sign_s)
         async with contextlib.aclosing(stream) as responses:
             async for outputs in responses:
-                replica.hear(visit)
+                replica.note_response(request)
                 if outputs.get("finish_reason") == CANCELLED:
                     raise Lost("the replica stopped the request")
                 delta = to_delta(outputs)

@@ -85,15 +85,15 @@ class LocalReplica:
                 status = process.wait()
             lasted_s = time.monotonic() - began_s
             num_failures = 1 if lasted_s >= SOUND_S else num_failures + 1
-            if self._stopping.is_set() or self._stopping.wait(self._pause_s(status, lasted_s, num_failures)):
+            if self._stopping.is_set() or self._stopping.wait(self._report_end(status, lasted_s, num_failures)):
                 return
             self.process = self._start()
             if self._stopping.is_set():  # asked to stop meanwhile
                 self.process.terminate()
                 return
 
-    def _pause_s(self, status: int, lasted_s: float, num_failures: int) -> float:
-        """Log that the launcher ended, for the last of several times in a row; return the pause before it starts."""
+    def _report_end(self, status: int, lasted_s: float, num_failures: int) -> float:
+        """Log that the launcher ended; return the pause, in seconds, before it is started again."""
         pause_s = restart_pause_s(num_failures)
         log.error(
             "the server at %s ended after %.0f s with exit status %d (failure %d in a row): started again in %g s",
@@ -107,7 +107,7 @@ class LocalReplica:
 
 
 def restart_pause_s(num_failures: int) -> float:
-    """Return the pause before a launcher is started again that has failed so many times in a row."""
+    """Return the pause before a launcher that has failed num_failures times in a row is started again."""
     return float(min(RESTART_PAUSE_S * 2 ** min(num_failures - 1, 10), MAX_RESTART_PAUSE_S))
 
 

@@ -76,7 +76,7 @@ class Guard:
         log.info("%s %s %d %.3f s, request %s", method, endpoint, status, seconds, request_id)
 
     def _key(self, header: str) -> bytes:
-        """Return the key in the header, b"" if there are no keys; raises Unauthorized if it is none of them."""
+        """Return the key in the header, b"" if no keys are set; raises Unauthorized if it is not one of them."""
         scheme, _, key = header.partition(" ")
         given = key.strip(" \t").encode("latin-1")  # the bytes as sent: headers are always decoded as Latin-1
         is_known = any(hmac.compare_digest(given, known) for known in self._keys)

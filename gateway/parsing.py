@@ -38,8 +38,9 @@ def parse(model: type[Parsed], raw: bytes | bytearray) -> Parsed:
     path = ".".join(str(part) for part in error["loc"] if not _is_type(part))
     if error["type"] == "extra_forbidden":
         raise UnknownField(f"unknown field {path!r}", path)
-    if error["type"] != "missing" and (allowed := _description(model, first)):
-        raise BadRequest(f"{first} must be {allowed}, got {shown(body[first])}", first)
+    field = model.model_fields.get(first)
+    if error["type"] != "missing" and field and field.description:
+        raise BadRequest(f"{first} must be {field.description}, got {shown(body[first])}", first)
     got = "" if error["type"] == "missing" else f", got {shown(error['input'])}"
     raise BadRequest(f"{path}: {error['msg']}{got}", path)
 
@@ -83,10 +84,6 @@ def _check_characters(name: str, value: Any) -> None:
 
 def _printable(name: str) -> str:
     return name.encode(errors="replace").decode()
-
-
-def _description(model: type[Fields], name: str) -> str | None:
-    return model.model_fields[name].description if name in model.model_fields else None
 
 
 def _is_type(part: str | int) -> bool:

@@ -27,38 +27,38 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class Visit:
-    """A request on a replica. first_s, heard_s: when its first and its latest response came."""
+class InFlight:
+    """A request in flight on a replica: when its first and its latest response came, by time.monotonic()."""
 
-    first_s: float = math.inf
-    heard_s: float = -math.inf
+    first_response_s: float = math.inf
+    last_response_s: float = -math.inf
 
 
 @dataclass(eq=False)
 class Replica:
     """One Triton server.
 
-    visits: requests that the gateway has on it. is_ready: as of the last health check.
+    in_flight: requests that the gateway has on it. is_ready: as of the last health check.
     num_failures: outages in a row; each doubles how long the replica is ejected. ejected_s: when it last was ejected.
     is_full: it rests because its queue was full. retry_after_s: by its own account, the seconds until it has room.
-    heard_s: when the latest response of any request came.
+    last_response_s: when the latest response to any request came.
     """
 
     address: str
     client: TritonClient
-    visits: set[Visit] = field(default_factory=set)
+    in_flight: set[InFlight] = field(default_factory=set)
     is_ready: bool = False
     num_failures: int = 0
     resting_until_s: float = 0.0
     ejected_s: float = -math.inf
     is_full: bool = False
     retry_after_s: int = 1
-    heard_s: float = -math.inf
+    last_response_s: float = -math.inf
 
     @property
     def num_running(self) -> int:
         """Number of requests that the gateway has on it."""
-        return len(self.visits)
+        return len(self.in_flight)
 
     @property
     def is_usable(self) -> bool:
@@ -66,26 +66,27 @@ class Replica:
         return self.is_ready and time.monotonic() >= self.resting_until_s
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[Visit]:
-        """Yield the visit of one request while it runs."""
-        visit = Visit()
-        self.visits.add(visit)
+    def running(self) -> Iterator[InFlight]:
+        """Count one request as in flight while it runs, and yield it."""
+        request = InFlight()
+        self.in_flight.add(request)
         try:
-            yield visit
+            yield request
         finally:
-            self.visits.remove(visit)
+            self.in_flight.remove(request)
 
-    def hear(self, visit: Visit) -> None:
-        """Note a response."""
-        visit.heard_s = self.heard_s = time.monotonic()
-        visit.first_s = min(visit.first_s, visit.heard_s)
+    def note_response(self, request: InFlight) -> None:
+        """Note a response to a request."""
+        request.last_response_s = self.last_response_s = time.monotonic()
+        request.first_response_s = min(request.first_response_s, request.last_response_s)
 
-    def last_sign_s(self, visit: Visit) -> float:
-        """Return when the process that serves a request last sent a response.
+    def last_sign_s(self, request: InFlight) -> float:
+        """Return when the process that serves a request last sent a response, to any request.
 
         Requests first answered before this one fell silent run on the same process; others may run on a new one.
         """
-        return max(other.heard_s for other in self.visits if other.first_s <= visit.heard_s)
+        ours = (other for other in self.in_flight if other.first_response_s <= request.last_response_s)
+        return max(other.last_response_s for other in ours)
 
     def eject(self, began_s: float) -> None:
         """Leave it alone for 0.5 s, twice as long after each new outage, and until a health check says it is ready.
@@ -202,7 +203,7 @@ class Replicas:
 
     def _is_silent(self, replica: Replica) -> bool:
         """Return whether a replica answers none of its requests, rather than just failing to answer one of them."""
-        return time.monotonic() - replica.heard_s >= self.settings.silence_limit_s
+        return time.monotonic() - replica.last_response_s >= self.settings.silence_limit_s
 
     async def _update(self, addresses: Collection[str]) -> None:
         for address in set(self.all) - set(addresses):

@@ -43,6 +43,6 @@ def rank(key: bytes, address: str) -> int:
 
 def choose(candidates: Sequence[Chosen], key: bytes, slack: int) -> Chosen | None:
     """Return the highest-ranked replica with at most `slack` more requests than the idlest; None without candidates."""
-    least = min((replica.num_running for replica in candidates), default=0)
-    near: Iterable[Chosen] = (replica for replica in candidates if replica.num_running <= least + slack)
-    return max(near, key=lambda replica: rank(key, replica.address), default=None)
+    fewest = min((replica.num_running for replica in candidates), default=0)
+    allowed: Iterable[Chosen] = (replica for replica in candidates if replica.num_running <= fewest + slack)
+    return max(allowed, key=lambda replica: rank(key, replica.address), default=None)

@@ -59,7 +59,7 @@ class Gateway:
         self,
         fields: GenerationFields,
         prompts: list[dict[str, Any]],
-        form: type[Format],
+        format_class: type[Format],
         echo: list[str],
         request_id: str,
     ) -> Job:
@@ -86,9 +86,10 @@ class Gateway:
             for prompt in prompts
             for index in range(fields.n)
         ]
-        shape = form(self.checkpoint, inputs["seed"], fields.num_top, fields.return_token_ids, fields.return_steps)
+        options = fields.num_top, fields.return_token_ids, fields.return_steps
+        response_format = format_class(self.checkpoint, inputs["seed"], *options)
         repeated = [text for text in echo for _ in range(fields.n)]
-        return Job(sequences, shape, self.metrics, fields.n, repeated, fields.stream_options.include_usage)
+        return Job(sequences, response_format, self.metrics, fields.n, repeated, fields.stream_options.include_usage)
 
     def tokenize(self, fields: TokenizeFields) -> dict[str, Any]:
         """Return the tokens of a text or a chat; raises BadRequest or ModelNotFound."""

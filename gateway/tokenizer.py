@@ -19,9 +19,9 @@ from gateway.errors import BadRequest, ContextTooLong
 from gateway.settings import SettingsError
 
 #: A tokenizer that normalizes may make a text this many times shorter in bytes (Unicode's NFKC, for one character).
-_MOST_SHORTENED = 4
-#: The number of tokens whose bytes are remembered.
-_MAX_REMEMBERED = 1 << 15
+_MAX_SHORTENING = 4
+#: The number of tokens whose bytes are cached.
+_MAX_CACHED = 1 << 15
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -29,7 +29,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class Checkpoint:
     """A checkpoint's tokenizer and chat template.
 
-    template: source of the chat template; "" = it has none. special_tokens: {name in templates: token}.
+    template: source of the chat template; "" = no template. special_tokens: {name in templates: token}.
     max_positions: longest context in tokens; None = unknown.
     """
 
@@ -55,7 +55,7 @@ class Checkpoint:
         """Raise BadRequest for a text that no tokens of the context's length can stand for; does not encode it."""
         if self.max_positions is None:
             return
-        most_bytes = self.max_positions * self._longest_token * _MOST_SHORTENED
+        most_bytes = self.max_positions * self._longest_token * _MAX_SHORTENING
         if (num_bytes := len(text.encode())) > most_bytes:
             raise ContextTooLong(
                 f"{param} has {num_bytes} bytes, which no {self.max_positions} tokens can hold (context of the model)",
@@ -69,12 +69,12 @@ class Checkpoint:
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token stands for, which may be only part of a character."""
-        return self._remembered_bytes(token)
+        return self._cached_bytes(token)
 
     @cached_property
-    def _remembered_bytes(self) -> Callable[[int], bytes]:
+    def _cached_bytes(self) -> Callable[[int], bytes]:
         # Log-probabilities show the same tokens again and again, 20 at each position.
-        return lru_cache(_MAX_REMEMBERED)(self._bytes_of)
+        return lru_cache(_MAX_CACHED)(self._bytes_of)
 
     def _bytes_of(self, token: int) -> bytes:
         piece = self.tokenizer.id_to_token(token) or ""
@@ -160,7 +160,7 @@ def read_checkpoint(source: str, template_file: str = "", name: str = "", max_po
 
 
 def find_file(source: str, name: str) -> Path | None:
-    """Return a checkpoint's file, from the hub if the checkpoint is not a folder; None if there is none."""
+    """Return a checkpoint's file, from the hub if the checkpoint is not a folder; None if it has no such file."""
     if Path(source).is_dir():
         file = Path(source) / name
         return file if file.is_file() else None
@@ -178,7 +178,7 @@ def find_file(source: str, name: str) -> Path | None:
 
 
 def _max_positions(source: str) -> int:
-    """Return the longest context that config.json names, 0 if it names none."""
+    """Return the longest context according to config.json, in tokens; 0 if it does not say."""
     file = find_file(source, "config.json")
     config = json.loads(file.read_text(encoding="utf-8")) if file else {}
     return int(config.get("text_config", config).get("max_position_embeddings") or 0)

@@ -2,8 +2,8 @@
 
 It may open as many files as the system allows: Triton never releases the sockets of some cancelled streams.
 
-It is a separate program because none of our code may run between fork and exec (`preexec_fn`): if the launcher's
-process uses gRPC, gRPC's fork handlers run there too, and wait for threads that a fork does not copy.
+It is a separate program because no Python code may run between fork and exec (`preexec_fn`): if the launcher's process
+uses gRPC, gRPC's fork handlers run there too, and wait for threads that a fork does not copy.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ STUB_ENVIRONMENT = {
 RESTRICTED = ("model-repository", "shared-memory", "trace", "logging")
 KEY_HEADER = "admin-key"
 #: With fewer threads for the calls of a model, even a single request would be held up.
-LEAST_CALL_THREADS = 8
+MIN_CALL_THREADS = 8
 
 #: Triton's log switches by level.
 LOG_LEVELS = {
@@ -108,8 +108,8 @@ def call_threads(environ: Mapping[str, str], max_running: int) -> int:
     number in the environment.
     """
     text = environ.get(CALL_THREADS, "")
-    if text and not (text.isdecimal() and int(text) >= LEAST_CALL_THREADS):
-        raise ConfigError(f"{CALL_THREADS} must be a number from {LEAST_CALL_THREADS} on, got {text!r} (environment)")
+    if text and not (text.isdecimal() and int(text) >= MIN_CALL_THREADS):
+        raise ConfigError(f"{CALL_THREADS} must be a number from {MIN_CALL_THREADS} on, got {text!r} (environment)")
     return int(text) if text else max(32 + 2 * max_running, min(32 + 3 * max_running, 512))
 
 

@@ -32,7 +32,7 @@ class LauncherClient:
         self._host, self._port = reachable(host), port
 
     def drain(self, method: str) -> int:
-        """Begin (PUT), end (DELETE) or look at (GET) the drain; return how many sequences run."""
+        """Begin (PUT), cancel (DELETE) or read (GET) the drain; return how many sequences run."""
         status, body = self.request(method, "/drain", 5.0)
         try:
             if status == 200:

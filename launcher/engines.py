@@ -1,4 +1,4 @@
-"""Reads the engines' figures from a running server's metrics port."""
+"""Reads metrics of the engines from a running server's metrics port."""
 
 from __future__ import annotations
 

@@ -112,8 +112,8 @@ class _Handler(BaseHTTPRequestHandler):
             change(self.drain)
             self._answer_drain()
 
-    def _answer_health(self, trouble: str | None) -> None:
-        self._answer(503 if trouble else 200, trouble or "ok")
+    def _answer_health(self, problem: str | None) -> None:
+        self._answer(503 if problem else 200, problem or "ok")
 
     def _answer_drain(self) -> None:
         self._answer(200, json.dumps({"draining": self.drain.is_requested, "running": self.drain.num_running()}))

@@ -43,8 +43,8 @@ def _one_line(why: str) -> str:
 class Follower:
     """Reads the lines added to a file, and empties it when it grows long, which its writers, who append, do not notice.
 
-    It is emptied only if all of it has been read. What is written in the microseconds between the look at its length
-    and the emptying is lost: once in MAX_LOG_BYTES, and rarely even then. To rotate it is not possible, because Triton
+    It is emptied only if all of it has been read. What is written in the microseconds between the check of its length
+    and the emptying is lost: at most once in MAX_LOG_BYTES, and rarely even then. It cannot be rotated, because Triton
     keeps the file open.
     """
 

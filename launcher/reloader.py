@@ -73,12 +73,12 @@ class Reloader:
 
 
 def stamps_of(config: ServingConfig) -> Stamps:
-    """Return the files of each key that may name a folder; none for hub ids and empty keys."""
+    """Return the files of each key that may name a folder; an empty tuple for hub ids and empty keys."""
     return {key: _files(Path(getattr(config, key))) if getattr(config, key) else () for key in FOLDERS}
 
 
 def _files(folder: Path) -> Files:
-    """Return all files below a folder, none if there is no such folder."""
+    """Return all files below a folder; an empty tuple if there is no such folder."""
     found = []
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):  # removed since it was listed, or a link to nothing

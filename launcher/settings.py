@@ -53,7 +53,7 @@ def free_ports() -> Ports:
 
 def _listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    # As Triton does; without it a port that was just released would look busy for a minute.
+    # As Triton does; without it a port that was just released would seem taken for a minute.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

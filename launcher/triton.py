@@ -80,7 +80,8 @@ def _in_wheel(package: Path, work: Path) -> Triton:
     server = package / "tritonserver"
     stub = server / "python_backend_stubs" / _VERSION / STUB
     if not stub.is_file():
-        has = ", ".join(sorted((path.parent.name for path in stub.parent.parent.glob(f"*/{STUB}")), key=_as_numbers))
+        versions = (path.parent.name for path in stub.parent.parent.glob(f"*/{STUB}"))
+        has = ", ".join(sorted(versions, key=lambda version: [*map(int, version.split("."))]))
         raise ConfigError(f"nvidia-pytriton has no stub for Python {_VERSION}, only for {has} ({server})")
     folder = work / "backends/python"
     folder.mkdir(parents=True)
@@ -97,7 +98,3 @@ def _python_library() -> list[Path]:
     found = folder and any(Path(folder).glob(f"libpython{_VERSION}.so*"))
     # The system's own is found anyway; its folder, put first on the path, would hide the wheel's libraries.
     return [Path(folder)] if found and not str(folder).startswith("/usr/lib") else []
-
-
-def _as_numbers(version: str) -> list[int]:
-    return [int(part) for part in version.split(".")]

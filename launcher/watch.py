@@ -38,17 +38,17 @@ _RETRY_S = 2.0
 
 
 class Silence:
-    """Counts for how many looks in a row each process has been silent.
+    """Counts for how many polls in a row each process has been silent.
 
-    Because it counts looks and reads no clock, it blames no process if the launcher was stopped or the machine slept.
+    Because it counts polls and reads no clock, it blames no process if the launcher was stopped or the machine slept.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._last: dict[psutil.Process, tuple[bytes, int]] = {}
 
-    def looks(self, process: psutil.Process) -> int:
-        """Look once more; return for how many looks a process has not beaten, 0 if it has never beaten."""
+    def poll(self, process: psutil.Process) -> int:
+        """Read a process's heartbeat; return for how many polls in a row it has not beaten, 0 if it never has."""
         beat = last_beat(self._folder, process.pid)
         if beat is None:
             return 0
@@ -71,7 +71,7 @@ class Watch(threading.Thread):
     Attributes:
         failure: why it gave up, in one line; None while all is well.
         is_starting: Triton has ended and is being started again.
-        num_errors: number of looks at the processes that raised an exception; the watch continues after each.
+        num_errors: number of polls that raised an exception; the watch continues after each.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Watch(threading.Thread):
     ) -> None:
         """heartbeats: the folder of the processes' heartbeats. hang_limit_s: how long a process may be silent.
 
-        wear: says when Triton has to be replaced although it works.
+        load_limit_s: how long reloading a model may take. wear: says when to replace a Triton that still works.
         """
         super().__init__(name="watch", daemon=True)
         self.failure: str | None = None
@@ -161,8 +161,8 @@ class Watch(threading.Thread):
     def _end_silent_server(self) -> None:
         """Kill a Triton that has not answered for too long.
 
-        A look may take no time, if the launcher itself fails (no file descriptor left), and at most the limit for an
-        answer; if the launcher was stopped during a look, only that limit is counted.
+        A poll may take no time, if the launcher itself fails (no file descriptor left), and at most the limit for an
+        answer; if the launcher was stopped during a poll, only that limit is counted.
         """
         began_s = time.monotonic()
         if self._triton.pid is None or self._admin.is_live():
@@ -225,7 +225,7 @@ class Watch(threading.Thread):
     def _end_silent(self) -> None:
         """Kill the processes that have been silent for too long."""
         for process, model in self._stubs.items():
-            silent_s = self._silence.looks(process) * _POLL_S if is_alive(process) else 0.0
+            silent_s = self._silence.poll(process) * _POLL_S if is_alive(process) else 0.0
             self._silent.pop(model, None)
             if silent_s >= self._hang_limit_s:
                 self._say(f"model {model}: its process has been silent for {silent_s:g} s, killing it (HANG_LIMIT_S)")

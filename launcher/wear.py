@@ -11,12 +11,12 @@ from pathlib import Path
 
 from orchestrator.deployment.drain_state import Drain, Request, finish_requests, wait_until_idle
 
-#: After so many deaths Triton is replaced as soon as it is idle, after so many more whatever runs.
-WORN_DEATHS, MOST_DEATHS = 16, 48
-#: So many looks in a row, half a second apart, must find no request.
-IDLE_LOOKS = 3
-# How long the last look, which refuses requests, may take to see that none runs.
-_LAST_LOOK_S = 1.0
+#: After WORN_DEATHS deaths Triton is replaced as soon as it is idle, after MAX_DEATHS whatever runs.
+WORN_DEATHS, MAX_DEATHS = 16, 48
+#: This many polls in a row, half a second apart, must find no running request.
+IDLE_POLLS = 3
+# How long the last of them, from which on new requests are refused, may wait for the running ones.
+_LAST_POLL_S = 1.0
 
 
 class Wear:
@@ -43,16 +43,16 @@ class Wear:
         self._num_deaths = self._num_idle = 0
 
     def why_replace(self) -> str:
-        """Look once more; return in words why Triton is to be replaced now, "" if it is not.
+        """Poll once more; return in words why Triton is to be replaced now, "" if it is not.
 
-        Where a reason is returned because no request runs, new ones are refused until `accept_requests`.
+        If the reason is that no request runs, new ones are refused until `accept_requests`.
         """
         if self._num_deaths < WORN_DEATHS or self._is_stopped():
             return ""
         why = f"{self._num_deaths} processes of models have died since Triton was started, which keeps their threads"
         if self._is_idle():
             return f"{why}; no request runs"
-        return f"{why}; requests have run all the time since" if self._num_deaths >= MOST_DEATHS else ""
+        return f"{why}; requests have run all the time since" if self._num_deaths >= MAX_DEATHS else ""
 
     def finish_requests(self) -> bool:
         """Refuse new requests and wait for the running ones, up to the limit; return False if the server is stopped."""
@@ -64,14 +64,14 @@ class Wear:
         self._drain.cancel()
 
     def _is_idle(self) -> bool:
-        """Return whether the last looks have found no request, and none has come since they are refused."""
+        """Return whether the last polls have found no running request; if so, new ones are now refused."""
         self._num_idle = 0 if self._drain.num_running() else self._num_idle + 1
-        if self._num_idle < IDLE_LOOKS:
+        if self._num_idle < IDLE_POLLS:
             return False
         is_idle = False
         try:
             self._drain.begin()
-            is_idle = wait_until_idle(self._drain.num_running, _LAST_LOOK_S, self._is_stopped)
+            is_idle = wait_until_idle(self._drain.num_running, _LAST_POLL_S, self._is_stopped)
         finally:
             if not is_idle:
                 self._num_idle = 0

@@ -14,7 +14,10 @@ from orchestrator.core.types import Acceptance, StepOptions
 
 @dataclass(frozen=True)
 class Limits:
-    """max_tokens: maximum output tokens. max_positions: longest context. max_nodes: maximum draft nodes of a tree."""
+    """What bounds a sequence and its trees.
+
+    max_tokens: maximum output tokens. max_positions: longest context. max_nodes: maximum draft nodes of a tree.
+    """
 
     max_tokens: int
     max_positions: int

@@ -24,7 +24,6 @@ EAGLE_LEAVES: tuple[Address, ...] = (
     (0, 2, 0), (0, 2, 1), (1, 0, 0), (1, 1), (2, 0), (2, 1), (3, 0),
 )  # fmt: skip
 
-
 #: Token Recycling's published tree: the number of children of each inner node; 80 nodes, 8/21/25/15/8/3 by depth.
 RECYCLING_CHILDREN: dict[Address, int] = {
     (): 8, (0,): 8, (1,): 4, (2,): 3, (3,): 2, (4,): 1, (5,): 1, (6,): 1, (7,): 1,

@@ -20,18 +20,18 @@ from orchestrator.core.types import PassLoad
 
 #: Passes of similar size are averaged; each group ends at one of these numbers of rows.
 GROUPS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)
-#: The first measurements of a group are averaged equally; a later one weighs at least this much against all before it.
-LEAST_WEIGHT = 0.05
+#: The first measurements of a mean weigh the same; a later one weighs at least this much against all before it.
+MIN_WEIGHT = 0.05
 #: Steps that were made together count as at most this many measurements.
-MOST_AT_ONCE = 16
+MAX_AT_ONCE = 16
 #: A measurement is capped at this multiple of its group's mean, since something else may have held up the step.
-MOST_OF_MEAN = 2.5
+MAX_RATIO_TO_MEAN = 2.5
 #: Surfaces are recomputed once per REFRESH passes, and after every measurement until there have been that many.
 REFRESH = 16
 #: The rows of a pass are taken to cost at least this fraction of what is expected, whatever its contexts should cost.
-LEAST_OF_ROWS = 0.1
+MIN_SHARE_OF_ROWS = 0.1
 #: No pass is taken to be quicker than this, since a measured time of 0 would have no ratio to others.
-LEAST_S = 1e-9
+MIN_PASS_S = 1e-9
 #: The weight of the newest pass in the machine's speed.
 SPEED_WEIGHT = 0.05
 #: How many measurements of each group a curve measured at load, and a line through all groups, are worth. A group's own
@@ -39,21 +39,21 @@ SPEED_WEIGHT = 0.05
 MEASURED_WORTH, LINE_WORTH = 20.0, 2.0
 HALF_LIFE = 256
 #: Passes remembered as entered: each request reports its passes within 64 of them, but not all requests at once.
-MOST_ENTERED = 1024
+MAX_ENTERED = 1024
 #: Plain steps are measured again after PLAIN passes without such a measurement; after PLAIN_OF_CURVE if a curve was
 #: measured at load.
 PLAIN, PLAIN_OF_CURVE = 128, 1024
 
 
 class Mean(NamedTuple):
-    """A mean whose old values fade."""
+    """The mean of the first values, then an exponential moving average in which a new value weighs MIN_WEIGHT."""
 
     value: float = 0.0
     num_values: int = 0
 
-    def of(self, value: float, times: int = 1) -> Mean:
+    def updated(self, value: float, times: int = 1) -> Mean:
         """Return the mean with one more value, counted `times` times."""
-        weight = max(times / (self.num_values + times), 1.0 - (1.0 - LEAST_WEIGHT) ** times)
+        weight = max(times / (self.num_values + times), 1.0 - (1.0 - MIN_WEIGHT) ** times)
         return Mean(self.value + weight * (value - self.value), self.num_values + times)
 
 
@@ -69,16 +69,16 @@ class Group(NamedTuple):
     part_of_rows: Mean = Mean()
     measured_at: float = 0.0
 
-    def of(self, rows: float, relative: float, part_of_rows: float, number: float, num_steps: int) -> Group:
+    def updated(self, rows: float, relative: float, part_of_rows: float, number: float, num_steps: int) -> Group:
         """Return the group with num_steps more steps, all of these values."""
         if self.relative.num_values:
-            relative = min(relative, MOST_OF_MEAN * self.relative.value)
-        means = self.rows.of(rows, num_steps), self.relative.of(relative, num_steps)
-        return Group(*means, self.part_of_rows.of(part_of_rows, num_steps), number)
+            relative = min(relative, MAX_RATIO_TO_MEAN * self.relative.value)
+        means = self.rows.updated(rows, num_steps), self.relative.updated(relative, num_steps)
+        return Group(*means, self.part_of_rows.updated(part_of_rows, num_steps), number)
 
     def weight(self, now: float) -> float:
         """Return how many fresh measurements without contexts the group is worth at pass `now`."""
-        num_values = self.part_of_rows.value * min(self.relative.num_values, 1 / LEAST_WEIGHT)
+        num_values = self.part_of_rows.value * min(self.relative.num_values, 1 / MIN_WEIGHT)
         return float(num_values * 0.5 ** ((now - self.measured_at) / HALF_LIFE))
 
 
@@ -87,7 +87,7 @@ class StepCosts:
 
     clock: returns seconds, monotonic. Only ratios of costs are used, so a common factor does not matter.
     measured: what the engine's passes cost when it was loaded; if None, costs are assumed to be roughly linear.
-    Attribute makes_drafted: the engine makes steps with drafts in bursts; these are measured by their passes alone.
+    Attribute drafts_in_bursts: native code drafts in bursts, whose steps are measured by their passes alone.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, measured: PassCosts | None = None) -> None:
@@ -103,7 +103,7 @@ class StepCosts:
         # Measured passes: a request's step counts as its share of one, and so does a rest, however many steps it has.
         self._num_passes = self._plain_at = 0.0
         self._entered: dict[int, PassLoad] = {}  # the newest passes of native code, by the identity of their loads
-        self.makes_drafted = False
+        self.drafts_in_bursts = False
         self._surfaces = self._computed()
         self._computed_at = 0.0
         self._lock = threading.Lock()
@@ -121,27 +121,27 @@ class StepCosts:
             if num_rows == 1 and self._plain_at and is_comparable:
                 # The quicker of two steps in a row, since something else may have held one up.
                 quicker_s = min(seconds, self._last_single_s or self._plain.value)
-                self._single, self._last_single_s = self._single.of(quicker_s - self._plain.value), seconds
+                self._single, self._last_single_s = self._single.updated(quicker_s - self._plain.value), seconds
             self._enter(num_rows, num_in_pass, num_tokens, seconds, load, 1.0 / num_in_pass)
 
     def observe_plain(self, num_in_pass: int, seconds: float, load: PassLoad | None = None, num_steps: int = 1) -> None:
         """Learn from plain steps that were made together, which may be quicker than single ones. seconds: of one."""
         with self._lock:
-            num_steps = min(num_steps, MOST_AT_ONCE)
+            num_steps = min(num_steps, MAX_AT_ONCE)
             self._enter(1, num_in_pass, 1, seconds + self._single_s, load, 1.0 / num_in_pass, num_steps)
             self._note_plain(load.num_steps if load else num_in_pass, seconds)
 
     def observe_load(self, num_in_pass: int) -> None:
         """Note how many requests shared a pass whose cost is not learnt."""
         with self._lock:
-            self._others = self._others.of(num_in_pass - 1)
+            self._others = self._others.updated(num_in_pass - 1)
 
     def postpone_plain(self) -> None:
         """Put off the next measurement of plain steps as if one had just been made: the last ones' time is unusable."""
         with self._lock:
             self._plain_at = self._num_passes
 
-    def observe_made(
+    def observe_compiled(
         self, num_rows: int, num_in_pass: int, num_tokens: int, seconds: float, load: PassLoad | None
     ) -> None:
         """Learn from one step of a burst in which native code drafts; arguments as for `observe`.
@@ -150,13 +150,13 @@ class StepCosts:
         same object for all of these requests.
         """
         with self._lock:
-            self.makes_drafted = True
+            self.drafts_in_bursts = True
             if load and not self._is_new(load):
                 return
             self._enter(num_rows, num_in_pass, num_tokens, seconds, load, 1.0 if load else 1.0 / num_in_pass)
             is_plain = load.num_rows == load.num_steps if load else num_rows == 1
             if is_plain:
-                self._single = self._single.of(0.0)  # looking for a draft between such steps costs next to nothing
+                self._single = self._single.updated(0.0)  # looking for a draft between such steps costs next to nothing
                 self._note_plain(load.num_steps if load else num_in_pass, seconds)
 
     def _is_new(self, load: PassLoad) -> bool:
@@ -164,14 +164,14 @@ class StepCosts:
         if id(load) in self._entered:
             return False
         self._entered[id(load)] = load
-        if len(self._entered) > MOST_ENTERED:
+        if len(self._entered) > MAX_ENTERED:
             del self._entered[next(iter(self._entered))]
         return True
 
     def _note_plain(self, num_in_pass: int, seconds: float) -> None:
         if num_in_pass != self._plain_in_pass:
             self._plain, self._plain_in_pass, self._last_single_s = Mean(), num_in_pass, 0.0
-        self._plain, self._plain_at = self._plain.of(seconds), self._num_passes
+        self._plain, self._plain_at = self._plain.updated(seconds), self._num_passes
 
     @property
     def _single_s(self) -> float:
@@ -187,34 +187,34 @@ class StepCosts:
         part: float,
         num_steps: int = 1,
     ) -> None:
-        """Enter the cost of one or more equal steps of a request; call with the lock. part: their share of the pass."""
+        """Enter the cost of equal steps. part: the share of a pass that they count as. Caller holds the lock."""
         shows_others = not load or load.num_beside < load.num_steps  # otherwise most of them ran in another pass
         if shows_others:
-            self._rows = self._rows.of(load.mean_rows if load else num_rows, num_steps)
-            self._tokens = self._tokens.of(load.mean_tokens if load else num_tokens, num_steps)
+            self._rows = self._rows.updated(load.mean_rows if load else num_rows, num_steps)
+            self._tokens = self._tokens.updated(load.mean_tokens if load else num_tokens, num_steps)
             num_requests = load.num_steps + load.num_beside if load else num_in_pass
-            self._others = self._others.of(num_requests - 1, num_steps)
+            self._others = self._others.updated(num_requests - 1, num_steps)
         all_rows = load.num_rows if load else num_rows + (num_in_pass - 1) * self._rows.value
-        group, seconds, kv_s = bisect_left(GROUPS, all_rows), max(seconds, LEAST_S), 0.0
+        group, seconds, kv_s = bisect_left(GROUPS, all_rows), max(seconds, MIN_PASS_S), 0.0
         if load:
             kv_s = self._now.kv_s(load.num_kv_tokens, load.num_row_kv_tokens)
             if shows_others:
-                self._kv_tokens = self._kv_tokens.of(load.num_kv_tokens, num_steps)
+                self._kv_tokens = self._kv_tokens.updated(load.num_kv_tokens, num_steps)
         self._num_passes += part
         rows_s = float(self._now.curve.at(np.array(all_rows)))
         self._note_speed(seconds / (rows_s + kv_s))
-        relative, part_of_rows = max(seconds / self._speed - kv_s, LEAST_OF_ROWS * rows_s), rows_s / (rows_s + kv_s)
+        relative, part_of_rows = max(seconds / self._speed - kv_s, MIN_SHARE_OF_ROWS * rows_s), rows_s / (rows_s + kv_s)
         known = self._groups.get(group, Group())
-        self._groups[group] = known.of(all_rows, relative, part_of_rows, self._num_passes, num_steps)
+        self._groups[group] = known.updated(all_rows, relative, part_of_rows, self._num_passes, num_steps)
         if self._num_passes < REFRESH or self._num_passes - self._computed_at >= REFRESH:
             self._surfaces, self._computed_at = self._computed(), self._num_passes
 
-    def _note_speed(self, slower: float) -> None:
-        """Note how many times as long a pass took as its rows and its contexts should have."""
+    def _note_speed(self, ratio: float) -> None:
+        """Note the time of a pass, divided by the expected cost of its rows and its contexts."""
         if self._speed:
-            self._speed += SPEED_WEIGHT * (min(slower, MOST_OF_MEAN * self._speed) - self._speed)
+            self._speed += SPEED_WEIGHT * (min(ratio, MAX_RATIO_TO_MEAN * self._speed) - self._speed)
         else:
-            self._speed = slower
+            self._speed = ratio
 
     @property
     def num_in_pass(self) -> int:
@@ -228,8 +228,8 @@ class StepCosts:
 
     @property
     def breaks_others(self) -> bool:
-        """True if a step that needs Python holds up other requests, whose steps the engine makes without it."""
-        return self.makes_drafted and self.shares_passes
+        """True if a step that needs Python ends the bursts of the requests that share its passes."""
+        return self.drafts_in_bursts and self.shares_passes
 
     @property
     def wants_plain(self) -> bool:

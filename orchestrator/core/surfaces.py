@@ -14,15 +14,15 @@ from orchestrator.core.types import FloatArray
 #: trees are tried, and thereby measured, wherever they might pay.
 UNKNOWN_ROW = 0.02
 #: An additional row is never taken to cost less than this fraction of a plain step.
-LEAST_ROW = 0.001
+MIN_ROW = 0.001
 #: Contexts whose lengths fall into the same range of this many tokens share a surface.
 CONTEXT_STEP = 64
 #: A plain step that is made together with others takes at least this fraction of one that is made alone.
-LEAST_OF_SINGLE = 0.5
+MIN_SHARE_OF_SINGLE = 0.5
 #: The least weight of a group, in measurements, however old they are.
-LEAST_WORTH = 1e-6
+MIN_WORTH = 1e-6
 #: No point of a line costs less than this fraction of the mean.
-LEAST_OF_MEAN = 0.1
+MIN_SHARE_OF_MEAN = 0.1
 #: A line is fitted as if a measurement PRIOR_ROWS away from all others, with weight PRIOR_WORTH, had shown UNKNOWN_ROW.
 PRIOR_ROWS, PRIOR_WORTH = 8.0, 0.5
 
@@ -30,7 +30,7 @@ PRIOR_ROWS, PRIOR_WORTH = 8.0, 0.5
 class Curve(NamedTuple):
     """Costs that are linear between points, and beyond the last one.
 
-    rows: (n,) float64, increasing. seconds: (n,) float64, never falling. row_s: seconds per row beyond the last.
+    rows: (n,) float64, increasing. seconds: (n,) float64, non-decreasing. row_s: seconds per row beyond the last.
     """
 
     rows: FloatArray
@@ -43,7 +43,7 @@ class Curve(NamedTuple):
         points_s = rising(np.array(seconds), np.ones(len(seconds)))
         numbers = np.array(rows, np.float64)
         row_s = float((points_s[-1] - points_s[0]) / (numbers[-1] - numbers[0]))
-        return cls(numbers, points_s, max(row_s, LEAST_ROW * float(points_s[0])))
+        return cls(numbers, points_s, max(row_s, MIN_ROW * float(points_s[0])))
 
     def at(self, rows: FloatArray) -> FloatArray:
         """Return the costs of passes with these numbers of rows, float64 of the same shape."""
@@ -80,11 +80,12 @@ UNKNOWN = PassCosts(Curve(np.array([1.0]), np.array([1.0]), UNKNOWN_ROW))
 class Surface(NamedTuple):
     """What one request's rows cost in the next pass, beside those of the other requests.
 
-    seconds: (N,) float64, never falling; index n: of the pass if the request has n + 1 rows.
+    seconds: (N,) float64, non-decreasing; index n: time of the pass if the request has n + 1 rows.
     row_s: (N,) float64; index n: the lowest mean cost of the rows beyond n + 1, over all larger numbers of rows.
     others_tokens: the tokens that the other requests are expected to get from the pass.
-    rate: tokens of the batch per second without a draft of this request, or without any draft if that is more. With the
-    former alone, requests that all draft under load would each find their own draft worthwhile.
+    rate: the rate that a draft has to beat, in tokens of the batch per second: without a draft of this request, or
+    without any draft if that is more. If it were the former alone, requests that all draft under load would each find
+    their own draft worthwhile.
     """
 
     seconds: FloatArray
@@ -120,7 +121,7 @@ class Surfaces:
         """Return the surface of a request whose context has this many tokens."""
         number = num_kv_tokens // CONTEXT_STEP if self._costs.token_s or self._costs.row_token_s else 0
         if (surface := self._known.get(number)) is None:
-            surface = self._known[number] = self._made(number * CONTEXT_STEP)
+            surface = self._known[number] = self._computed(number * CONTEXT_STEP)
         return surface
 
     @cached_property
@@ -133,7 +134,7 @@ class Surfaces:
     def _row_s(self) -> FloatArray:
         return least_slopes(self._rows_s)
 
-    def _made(self, num_kv_tokens: int) -> Surface:
+    def _computed(self, num_kv_tokens: int) -> Surface:
         (others, rows, tokens, all_kv_tokens), kv_s = self._batch, self._costs.kv_s
         # If passes have held no other requests, the mean of earlier contexts says nothing about this pass.
         others_kv = min(others, 1.0) * max(all_kv_tokens - num_kv_tokens, 0.0)
@@ -143,19 +144,20 @@ class Surfaces:
         row_s = self._row_s + (own_s[1] - own_s[0])  # adding a line shifts all slopes of a hull equally
         plain_s = float(self._costs.curve.at(np.array(1.0 + others))) + kv_s(others_kv, others_kv) + own_s[0]
         # Plain steps are made together only where no request drafts.
-        all_plain_s = max(plain_s - self._single_s, LEAST_OF_SINGLE * plain_s)
+        all_plain_s = max(plain_s - self._single_s, MIN_SHARE_OF_SINGLE * plain_s)
         rate = max((1.0 + others) / all_plain_s, (1.0 + others * tokens) / float(seconds[0]))
         return Surface(seconds, row_s, others * tokens, rate)
 
 
 def rising(seconds: FloatArray, weights: FloatArray) -> FloatArray:
-    """Return the never-falling seconds that are nearest to these in weighted least squares, (n,) float64.
+    """Return the isotonic regression of these seconds: the nearest non-decreasing ones in weighted least squares.
 
-    A group that happened to be slow, and has little weight, thus costs what larger ones do.
+    seconds, weights, result: (n,) float64. A group that happened to be slow, and has little weight, thus costs what
+    larger ones do.
     Source: pool adjacent violators, Barlow et al. 1972, Statistical Inference under Order Restrictions, chapter 1.
     """
     pools: list[tuple[float, float, int]] = []
-    for second, weight in zip(seconds.tolist(), np.maximum(weights, LEAST_WORTH).tolist(), strict=True):
+    for second, weight in zip(seconds.tolist(), np.maximum(weights, MIN_WORTH).tolist(), strict=True):
         pool = (second, weight, 1)
         while pools and pools[-1][0] > pool[0]:
             before = pools.pop()
@@ -171,13 +173,13 @@ def line_through(rows: FloatArray, seconds: FloatArray, weights: FloatArray) -> 
     weights: how many measurements each is worth. Where few of them differ in rows, or all are old, the line is nearly
     as flat as UNKNOWN_ROW says, so that larger passes are tried again.
     """
-    worth = np.maximum(weights, LEAST_WORTH) / seconds**2
+    worth = np.maximum(weights, MIN_WORTH) / seconds**2
     mean_rows, mean_s = np.average(rows, weights=worth), np.average(seconds, weights=worth)
     prior, unknown_s = PRIOR_WORTH * (PRIOR_ROWS / seconds[0]) ** 2, UNKNOWN_ROW * seconds[0] / rows[0]
     covariance = np.sum(worth * (rows - mean_rows) * (seconds - mean_s)) + prior * unknown_s
     slope = max(covariance / (np.sum(worth * (rows - mean_rows) ** 2) + prior), 0.0)
     # A steep line would be zero or negative at its left end.
-    points_s = np.maximum(mean_s + slope * (rows - mean_rows), LEAST_OF_MEAN * mean_s)
+    points_s = np.maximum(mean_s + slope * (rows - mean_rows), MIN_SHARE_OF_MEAN * mean_s)
     return Curve(rows, points_s, float(unknown_s))
 
 
@@ -193,9 +195,9 @@ def corrected(base: Curve, rows: FloatArray, seconds: FloatArray, weights: Float
     return Curve(numbers, np.maximum.accumulate(base.at(numbers) * ratios), base.row_s * float(ratios[-1]))
 
 
-def surface_of(seconds: FloatArray, others_tokens: float = 0.0, plain_rate: float = 0.0) -> Surface:
-    """Return the surface of these costs. plain_rate: tokens of the batch per second without any draft."""
-    rate = max((1.0 + others_tokens) / float(seconds[0]), plain_rate)
+def surface_of(seconds: FloatArray, others_tokens: float = 0.0) -> Surface:
+    """Return the surface of these costs."""
+    rate = (1.0 + others_tokens) / float(seconds[0])
     return Surface(np.ascontiguousarray(seconds), least_slopes(seconds), others_tokens, rate)
 
 

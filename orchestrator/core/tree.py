@@ -63,10 +63,10 @@ class TokenTree:
             raise EngineError(f"tree has {len(tokens)} nodes, at most {max_nodes} allowed")
         if len(tokens) and not (tokens.min() >= 0 and tokens.max() < vocab_size):
             raise EngineError(f"tree has a token outside 0..{vocab_size - 1}")
-        places = np.arange(len(parents))
-        if (parents == places).all():  # a chain
+        previous = np.arange(len(parents))  # the node before each of the nodes 1…m
+        if (parents == previous).all():  # a chain
             return cls(tokens, parents)
-        if ((parents < 0) | (parents > places)).any():
+        if ((parents < 0) | (parents > previous)).any():
             raise EngineError("tree has a parent that does not come before its child")
         if len(set(zip(parents.tolist(), tokens.tolist(), strict=True))) != len(tokens):
             raise EngineError("tree has two children of one parent with the same token")

@@ -262,7 +262,11 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """An engine's figures at one moment; passes, their calls and their time are counted since its start."""
+    """A snapshot of an engine's KV blocks, and totals since its start: passes, calls in them, their time, preemptions.
+
+    blocks_held: blocks of live sequences. blocks_cached: blocks that no sequence holds, but that can still be found by
+    content. num_sequences: live sequences.
+    """
 
     blocks_held: int
     blocks_cached: int
@@ -277,7 +281,7 @@ class EngineStatus:
 
 @dataclass
 class DraftCounts:
-    """What became of the calls of one drafter."""
+    """The calls of one drafter: all that were made, those that came too late, that failed, and that were not made."""
 
     num_calls: int = 0
     num_late: int = 0

@@ -70,10 +70,10 @@ class WorkerPool(Generic[Result]):
 
     The threads are daemons because the threads of ThreadPoolExecutor are joined when the process exits: a call that
     hangs would keep the process from exiting.
+    max_running, max_abandoned: None = no limit.
     """
 
     def __init__(self, name: str, max_running: int | None = None, max_abandoned: int | None = None) -> None:
-        """None: no limit."""
         self._name, self._max_running, self._max_abandoned = name, max_running, max_abandoned
         self._queue: queue.SimpleQueue[Call[Result] | None] = queue.SimpleQueue()
         self._calls: dict[CallState, set[Call[Result]]] = {state: set() for state in CallState}
@@ -101,7 +101,7 @@ class WorkerPool(Generic[Result]):
         return call
 
     def _take(self, call: Call[Result]) -> Exception | None:
-        """Queue a new call, or return why it is not made; the caller holds the lock."""
+        """Queue a new call, or return why it is not made. Caller holds the lock."""
         if self.is_refusing:
             call.state = CallState.DONE
             return Unavailable(self._refusal) if self._refusal else Busy()
@@ -177,14 +177,14 @@ class WorkerPool(Generic[Result]):
             self.abandon(call, Unavailable(why))
 
     def _move(self, call: Call[Result], state: CallState) -> None:
-        """Change a call's state; the caller holds the lock."""
+        """Change a call's state. Caller holds the lock."""
         self._calls[call.state].discard(call)
         call.state = state
         if state is not CallState.DONE:
             self._calls[state].add(call)
 
     def _start_threads(self) -> bool:
-        """Start a thread for each call that lacks one, if allowed; return whether any runs. Call with the lock."""
+        """Start the threads that the calls lack, as far as allowed; return whether any runs. Caller holds the lock."""
         num_calls = len(self._calls[CallState.WAITING]) + len(self._calls[CallState.RUNNING])
         num_wanted = num_calls if self._max_running is None else min(num_calls, self._max_running)
         try:

@@ -17,7 +17,7 @@ Path = Sequence[int]
 DEFAULT_NODES, DEFAULT_DEPTH, DEFAULT_NON_LEAVES = 63, 4, 10
 #: Methods with a static tree, which may differ from the library's own.
 TREES = ("medusa", "eagle")
-LEAST_SIZES, OFF = (2, 2, 1), (1, 1, 0)
+MIN_SIZES, OFF = (2, 2, 1), (1, 1, 0)
 #: With more requests in a pass, Lookahead stops drafting until a pass has no generating request
 #: (DecodingConfig::getLookaheadDecodingMaxNumRequest).
 LOOKAHEAD_REQUESTS = 8
@@ -126,11 +126,11 @@ def lookahead_nodes(window: int, ngram: int, guesses: int) -> int:
 
 def sizes_refusal(sizes: tuple[int, ...], most: tuple[int, ...]) -> str:
     """Return why a request cannot have these Lookahead sizes (window, n-gram, guesses); empty if it can."""
-    fits = all(least <= size <= end for least, size, end in zip(LEAST_SIZES, sizes, most, strict=True))
+    fits = all(least <= size <= end for least, size, end in zip(MIN_SIZES, sizes, most, strict=True))
     if fits or sizes == OFF:
         return ""
     return (
-        f"window, ngram and guesses must be in {_shown(LEAST_SIZES)} to {_shown(most)}, for which the engine was "
+        f"window, ngram and guesses must be in {_shown(MIN_SIZES)} to {_shown(most)}, for which the engine was "
         f"built, or {_shown(OFF)}, off; got {_shown(sizes)} (input speculation_config)"
     )
 

@@ -164,6 +164,7 @@ class Statistics:
         self.num_accepted_tokens += num_accepted
 
     def _observe_depths(self, proposal: Proposal, path: Sequence[int]) -> None:
+        """Count the draft tokens, the tests and the acceptances of each depth."""
         depths = proposal.tree.depths[1:].tolist()
         for totals in (self.drafted, self.tested, self.accepted):
             totals.extend([0] * (max(depths, default=0) - len(totals)))

@@ -19,9 +19,9 @@ from orchestrator.proposers.estimates import range_of
 from orchestrator.proposers.ledger import Meter
 from orchestrator.proposers.ranks import RankEstimates, paying, paying_in_turn
 
-#: A request rests for REST plain steps per request of its pass before it checks again whether a draft pays; LEAST_REST
+#: A request rests for REST plain steps per request of its pass before it checks again whether a draft pays; MIN_REST
 #: is the minimum where resting seems to save no time. A check ends the burst of the whole pass.
-REST, LEAST_REST = 64, 16
+REST, MIN_REST = 64, 16
 
 
 class Adaptive(Proposer):
@@ -56,9 +56,13 @@ class Adaptive(Proposer):
         self._meter = Meter(dependencies.step_costs)
         self._drafted = Proposal.empty()
         self._limits: Budget | None = None
-        self._is_sampled = self._is_probe = self._was_asked = self._wants_draft = self._lacks_states = False
-        self._catches_up, self._has_reserved = True, False
-        self._num_in_pass = self._num_at_rest = dependencies.step_costs.num_in_pass
+        self._is_sampled = self._is_probe = False  # of the last draft: its nodes were sampled; it is a probe
+        self._was_asked = False  # the proposer was asked for a draft of the step that is not answered yet
+        self._wants_draft = False  # a draft pays, or a probe is due, even if hidden states have to come first
+        self._lacks_states = False  # the last step does not return the hidden states that the proposer needs
+        self._catches_up = True  # the drafter reads the text that it has missed before its next draft
+        self._has_reserved = False  # the share of the time for probes has been taken for a probe of this request
+        self._num_in_pass = self._num_at_rest = dependencies.step_costs.num_in_pass  # now; when the rest began
 
     @property
     def num_plain(self) -> int:
@@ -74,7 +78,7 @@ class Adaptive(Proposer):
         """Choose the number of levels, and let the proposer begin."""
         if self.num_plain and 2 * self._num_in_pass <= self._num_at_rest:  # the load has halved since the rest began
             self.end_rest()
-        self._limits = self._within(len(context), budget, sampling)
+        self._limits = self._paying_budget(len(context), budget, sampling)
         if self._limits.max_depth:
             self._proposer.begin(context, sampling, self._limits)
 
@@ -85,7 +89,7 @@ class Adaptive(Proposer):
         nothing at this step still reads the new text.
         """
         surface = self._meter.begin(len(context))
-        limits, self._limits = self._limits or self._within(len(context), budget, sampling), None
+        limits, self._limits = self._limits or self._paying_budget(len(context), budget, sampling), None
         drafted = self._proposer.propose(context, sampling, limits).cut(limits)
         self._was_asked = bool(limits.max_depth)
         self._drafted = drafted if surface else Proposal.empty()
@@ -94,7 +98,7 @@ class Adaptive(Proposer):
             self._num_at_rest = self._num_in_pass
         # Checking whether a draft pays ends the burst of all requests that share the pass.
         first_rest = 0 if self._wants_draft else self._num_in_pass * REST
-        self._meter.sent(self._drafted, first_rest=first_rest, least_rest=self._num_in_pass * LEAST_REST)
+        self._meter.end(self._drafted, first_rest=first_rest, min_rest=self._num_in_pass * MIN_REST)
         expected_s = self._levels.seconds.value * limits.max_depth
         self._note_levels(self._drafted.tree)
         self._lacks_states = self.options != self._proposer.options
@@ -108,10 +112,10 @@ class Adaptive(Proposer):
         """
         self._proposer.observe(tree, acceptance)
         self._ranks.learn(tree if self._is_sampled else self._drafted.tree, acceptance.tokens(tree))
-        step_s = self._meter.answered(tree, acceptance)
+        step_s = self._meter.observe(tree, acceptance)
         self._note_load(acceptance)
         if self._was_asked and self._is_probe and step_s:
-            self._levels.probe_s = self._levels.probe_s.of(step_s * acceptance.num_in_pass)
+            self._levels.probe_s = self._levels.probe_s.updated(step_s * acceptance.num_in_pass)
         self._levels.idle_s = 0.0 if self._was_asked else self._levels.idle_s + step_s
         self._drafted, self._was_asked = Proposal.empty(), False
 
@@ -122,7 +126,7 @@ class Adaptive(Proposer):
         if others:
             self._proposer.observe_plain(others)
             acceptances = [step.acceptance for step in others]
-            self._levels.idle_s += self._meter.rested(acceptances)
+            self._levels.idle_s += self._meter.observe_plain(acceptances)
             self._note_load(acceptances[-1])
 
     def end_rest(self) -> None:
@@ -133,7 +137,7 @@ class Adaptive(Proposer):
         """Free what the proposer holds."""
         self._proposer.close()
 
-    def _within(self, context_len: int, budget: Budget, sampling: Sampling) -> Budget:
+    def _paying_budget(self, context_len: int, budget: Budget, sampling: Sampling) -> Budget:
         """Return the budget with as many levels as pay; a draft that needs hidden states waits for a step with them."""
         kind = self.name, range_of(sampling), sampling.rule.uses_q
         self._ranks, self._levels = RankEstimates(self._estimates, *kind), self._draft_costs.levels(*kind)
@@ -176,8 +180,8 @@ class Adaptive(Proposer):
         depth = int(tree.depths.max())
         level_s = self._meter.draft_s / depth if depth else 0.0
         if depth and (not self._catches_up or level_s < self._levels.seconds.value):
-            self._levels.seconds = self._levels.seconds.of(level_s)
-            self._levels.rows = self._levels.rows.of(tree.num_nodes / depth)
+            self._levels.seconds = self._levels.seconds.updated(level_s)
+            self._levels.rows = self._levels.rows.updated(tree.num_nodes / depth)
         self._catches_up = bool(self.num_plain) or (self._catches_up and not depth)
 
     def _paying(self, surface: Surface, expected_s: float) -> Proposal:

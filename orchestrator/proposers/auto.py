@@ -120,11 +120,11 @@ class Auto(Proposer):
         has_head = bool(self._heads and self._heads.name)
         self._compiled = self._growth.compiled(budget, surface) if surface and not has_head else None
         may_rest = not (has_head or (self._compiled and not self._num_singles))
-        self._meter.sent(proposal, first_rest=int(may_rest))
+        self._meter.end(proposal, first_rest=int(may_rest))
         if self._meter.num_plain:
             self._compiled = None
         if self._heads:
-            self._heads.sent(self._meter.num_plain)
+            self._heads.note_pause(self._meter.num_plain)
         return proposal
 
     def _chosen(
@@ -140,7 +140,7 @@ class Auto(Proposer):
         """Learn what the step cost, and how far the candidates agree with the text."""
         self._num_singles = SINGLES if self._compiled and not acceptance.has_prompts else max(self._num_singles - 1, 0)
         self._growth.learn(acceptance.tokens(tree))
-        step_s = self._meter.answered(tree, acceptance)
+        step_s = self._meter.observe(tree, acceptance)
         if self._heads:
             self._heads.observe(tree, acceptance, step_s)
 
@@ -148,7 +148,7 @@ class Auto(Proposer):
         """Learn the cost of steps whose trees native code drafted; the growth has already learnt from the text."""
         self._num_singles = 0
         self._growth.note_read(sum(step.acceptance.num_tokens for step in steps))
-        seconds = self._meter.made(steps)
+        seconds = self._meter.observe_compiled(steps)
         if self._heads:
             for (proposal, acceptance, *_), step_s in zip(steps, seconds, strict=True):
                 self._heads.observe(proposal.tree, acceptance, step_s)

@@ -49,15 +49,14 @@ class Automaton:
     def __init__(self, max_depth: int) -> None:
         self.max_depth = max_depth
         self.num_tokens = 0
-        self._len = [0]
-        self._link = [-1]
+        # By state: the longest string's length, the suffix link, and {token: state after it}.
+        self._len, self._link = [0], [-1]
         self._next: list[dict[int, int]] = [{}]
-        self._count = [0]
-        self._end = [0]
-        self._ended = [0]
-        self._latest = [-1]
-        self._whole = ROOT
-        self._recent = Match(ROOT, 0)
+        # By state: occurrences, the position after the last one, occurrences at the end of an earlier sequence, and the
+        # token after the last occurrence that has one.
+        self._count, self._end, self._ended, self._latest = [0], [0], [0], [-1]
+        self._whole = ROOT  # the state of the whole current sequence
+        self._recent = Match(ROOT, 0)  # its last max_depth tokens
 
     def begin(self) -> None:
         """Begin another sequence; no string runs across two."""

@@ -20,6 +20,8 @@ from orchestrator.proposers.tables import MAX_ORDER, Level, Tables, packed
 MAX_MATCH = 24
 #: Evidence distinguishes lengths of agreement up to this one, then only whether they are at least half as much again.
 MAX_LENGTH = 8
+#: Added to the evidence of a token that only the next shorter suffix names.
+OF_SHORTER = 1000
 
 
 class Candidate(NamedTuple):
@@ -82,12 +84,13 @@ class TextCandidates:
         if shorter.state != ROOT:
             second = text.latest(shorter)
             if second.token != first.token:
-                found.append(Candidate(second.token, 1000 + _text_evidence(shorter.length, second.share, second.times)))
+                evidence = _text_evidence(shorter.length, second.share, second.times)
+                found.append(Candidate(second.token, OF_SHORTER + evidence))
         return found
 
     def prior(self, evidence: int) -> float:
         """Return the chance by the length of the agreement, and half of it for a token of the shorter suffix."""
-        return _text_prior(evidence % 1000) * (0.5 if evidence >= 1000 else 1.0)
+        return _text_prior(evidence % OF_SHORTER) * (0.5 if evidence >= OF_SHORTER else 1.0)
 
 
 def _text_prior(evidence: int) -> float:
@@ -97,6 +100,7 @@ def _text_prior(evidence: int) -> float:
 
 
 def _text_evidence(length: int, share: float, times: int) -> int:
+    """Return one number for the length of an agreement, the token's share in quarters, and its count up to 4."""
     return 20 * _length_of(length) + 4 * int(4 * share) + min(times, 4) - 1
 
 
@@ -198,7 +202,7 @@ class TableCandidates:
 def likeliest_followers(tables: Tables) -> tuple[LikeliestFollowers, ...]:
     """Return the most frequent follower of each context of 1, 2, … tokens, the lowest id among equals.
 
-    Evidence: the length of the context, the follower's share in fifths, and whether the context came at least 4 times.
+    Evidence: 10 × length of the context + 2 × the follower's share in fifths + 1 if the context occurred at least 4 ×.
     """
     return tuple(_likeliest(level, length) for length, level in enumerate(tables.levels[1:], start=1))
 

@@ -57,11 +57,11 @@ class NativeGrowth:
         self, context: Context, budget: Budget, surface: Surface, node_s: float, temperature_range: int = 0
     ) -> Proposal:
         """Return the tree with the most expected tokens per second."""
-        read, self._num_read = context.ids[self._num_read :], len(context)
+        unread, self._num_read = context.ids[self._num_read :], len(context)
         place = self._prediction.start(context) if self._prediction else None
         index, agreement = place or (-1, 0)
         limits = index, agreement, budget.max_nodes, budget.max_depth
-        tree, names, self.chances = self._growth.grow(read, temperature_range, *limits, surface, node_s)
+        tree, names, self.chances = self._growth.grow(unread, temperature_range, *limits, surface, node_s)
         return Proposal(tree, tuple(SOURCES[bits] for bits in names))
 
     def learn(self, tokens: Sequence[int]) -> None:

@@ -41,8 +41,8 @@ class CompiledMethod(Proposer):
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the tree after the context."""
-        read, self._num_read, self._budget = context.ids[self._num_read :], len(context), budget
-        tree, names = self._compiled.next(read, budget.max_nodes, budget.max_depth)
+        unread, self._num_read, self._budget = context.ids[self._num_read :], len(context), budget
+        tree, names = self._compiled.next(unread, budget.max_nodes, budget.max_depth)
         return Proposal(tree, tuple(self._sources[name] for name in names))
 
     def observe_compiled(self, steps: Sequence[Step]) -> None:

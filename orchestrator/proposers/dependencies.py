@@ -64,7 +64,7 @@ class ProposerDependencies:
     matcher: the position of the output in the grammar that it must match, if there is one.
     step_costs, estimates: what the process has learnt about the target's steps and the drafts of all requests.
     drafters: those that `auto` may use. draft_costs: what drafts have brought and cost, over all requests.
-    has_cheap_rows: additional rows hardly make a pass longer, as on a GPU with few requests.
+    has_cheap_rows: additional rows hardly lengthen a pass, as on a GPU with few requests.
     method: the method to build. build: returns the proposer of another method. The registry sets both.
     """
 

@@ -14,11 +14,11 @@ TRIAL_TIME_SHARE, TRIAL_STEPS = 0.01, 6
 
 
 class HeadFigures(NamedTuple):
-    """What the steps with one head brought and cost.
+    """What the steps with one head brought and cost, on average.
 
     tokens: how many tokens a step would have committed with the head's whole draft alone. rows: nodes of that draft.
-    draft_s: time to make it. first_s: time of the first draft after the head was idle, in which it reads the text
-    that it has missed.
+    draft_s: time to make it. first_s: time of the first draft after the head was idle, for which it first reads the
+    text that it has missed.
     """
 
     tokens: Mean = Mean()
@@ -37,7 +37,7 @@ class HeadFigures(NamedTuple):
 
 @dataclass
 class LevelFigures:
-    """What one kind of adaptive drafts cost. seconds: time to draft a level. rows: nodes of a level.
+    """What one kind of adaptive drafts cost, on average. seconds: time to draft a level. rows: nodes of a level.
 
     probe_s: time of a step whose draft only probes whether drafts pay again, counted for every request of its pass.
     idle_s: time of the steps that requests of this kind have made since the last draft.

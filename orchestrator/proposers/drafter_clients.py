@@ -80,7 +80,7 @@ class DrafterSession(ABC):
     def propose(
         self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT
     ) -> DraftResponse:
-        """Return the drafter's tree, or NO_ANSWER if it is silent, fails or answers nonsense."""
+        """Return the drafter's tree, or NO_ANSWER if it is late, fails or breaks the protocol."""
         answer = self._ask(context, sampling, budget, head)
         if isinstance(answer, UnknownSequence) and self._num_sent:
             self._num_sent = 0

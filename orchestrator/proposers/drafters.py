@@ -271,7 +271,7 @@ class HeadProposer(DrafterProposer):
         sampling, head = self._config.draft_sampling(sampling), self._features or self._config.shape
         # Before the first step, a head with a cache says how much of the text it has.
         asks_first = self._method.reads_every_state and not self._was_asked
-        can_draft = depth and (head.features is not None or asks_first or self._has_draft)
+        can_draft = head.features is not None or asks_first or self._has_draft
         return self._config.under(sampling, head), sampling, Budget(budget.max_nodes if can_draft else 0, depth)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:

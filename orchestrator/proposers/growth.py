@@ -20,8 +20,8 @@ from orchestrator.proposers.estimates import AcceptanceEstimates, RequestOdds, c
 
 #: A tree is sent only if it promises this fraction more tokens per second than a plain step.
 MARGIN = 0.02
-#: The highest chance that a candidate is given.
-SUREST = 0.99
+#: The highest chance that an estimate gives a candidate.
+MAX_CHANCE = 0.99
 #: The factor by which each additional source that names a token raises its prior odds.
 AGREEMENT = 3.0
 #: Candidates are distinguished by the highest chance among those of the sources before theirs, in this many grades.
@@ -187,4 +187,4 @@ class Growth:
 
     def _option(self, token: int, kind: tuple[str, int, int, int], place: int, prior: float) -> Option:
         expected = self._estimates.probability(kind, prior)
-        return Option(token, kind, place, prior, expected, min(corrected(expected, self._ratios[place]), SUREST))
+        return Option(token, kind, place, prior, expected, min(corrected(expected, self._ratios[place]), MAX_CHANCE))

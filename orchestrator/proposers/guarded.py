@@ -6,8 +6,9 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer, Step
@@ -59,9 +60,7 @@ class Guarded(Proposer):
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
         """Let the proposer begin."""
-        if not self._failed:
-            with self._catching("begin"):
-                self._proposer.begin(context, sampling, budget)
+        self._attempt("begin", partial(self._proposer.begin, context, sampling, budget))
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the proposal within the budget, or a bare root when it breaks an invariant."""
@@ -83,21 +82,15 @@ class Guarded(Proposer):
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Let the proposer learn."""
-        if not self._failed:
-            with self._catching("observe"):
-                self._proposer.observe(tree, acceptance)
+        self._attempt("observe", partial(self._proposer.observe, tree, acceptance))
 
     def observe_plain(self, steps: Sequence[Step]) -> None:
         """Let the proposer learn."""
-        if not self._failed:
-            with self._catching("observe"):
-                self._proposer.observe_plain(steps)
+        self._attempt("observe", partial(self._proposer.observe_plain, steps))
 
     def observe_compiled(self, steps: Sequence[Step]) -> None:
         """Let the proposer learn."""
-        if not self._failed:
-            with self._catching("observe"):
-                self._proposer.observe_compiled(steps)
+        self._attempt("observe", partial(self._proposer.observe_compiled, steps))
 
     def close(self) -> None:
         """Free what the proposer holds; a failure here is logged and harms neither the request nor the target."""
@@ -119,6 +112,11 @@ class Guarded(Proposer):
             log.error("%s sampled %d nodes from a bad q: the request goes on without drafts", self.name, num_bad)
             self._failed = True
         return sound
+
+    def _attempt(self, what: str, call: Callable[[], None]) -> None:
+        if not self._failed:
+            with self._catching(what):
+                call()
 
     @contextmanager
     def _catching(self, what: str) -> Iterator[None]:

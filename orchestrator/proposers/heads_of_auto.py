@@ -38,16 +38,19 @@ class HeadsOfAuto:
         self._built: dict[str, Proposer] = {}
         self._name = ""
         self._range = 0
-        self._trial_left = self._num_idle = self._rest = 0
+        self._trial_left = self._num_idle = self._rest = 0  # drafts left of a trial; steps without one; steps of a rest
         self._next_rest = REST_STEPS
-        self._is_first = self._was_called = self._has_states = self._was_trial = False
+        self._is_first = False  # the next draft is the head's first since it was idle, and reads the text since then
+        self._was_called = False  # the head has drafted for the step that is not answered yet
+        self._has_states = False  # that step's answer brings the hidden states that the head reads
+        self._was_trial = False  # a trial was under way when heads were last chosen
         self._drafted = Proposal.empty()
         self._before = 0.0  # tokens per second before the head was in use
         self._review: tuple[int, int, float] = (0, 0, 0.0)  # steps, tokens, seconds of the head in use
 
     @property
     def name(self) -> str:
-        """The head in use; empty: none."""
+        """The method of the head in use; empty while no head is in use."""
         return self._name
 
     @property
@@ -88,7 +91,7 @@ class HeadsOfAuto:
             return False
         return bool(self._trial_left) or self._of(self._name).rate(surface) > (1.0 + MARGIN) * rate
 
-    def sent(self, num_plain: int) -> None:
+    def note_pause(self, num_plain: int) -> None:
         """Note how many plain steps follow; they return no hidden states, so let the head go before a long pause."""
         if self._name and num_plain > MEASURED_STEPS:
             self.let_go()
@@ -105,9 +108,9 @@ class HeadsOfAuto:
         self._drafted = self._built[self._name].propose(context, sampling, budget).cut(budget)
         self._was_called, took_s, known = True, clock() - began_s, self._of(self._name)
         if self._is_first:
-            self._note(known._replace(first_s=known.first_s.of(took_s)))
+            self._note(known._replace(first_s=known.first_s.updated(took_s)))
         else:
-            self._note(known._replace(draft_s=known.draft_s.of(took_s)))
+            self._note(known._replace(draft_s=known.draft_s.updated(took_s)))
         self._is_first = False
         return self._drafted
 
@@ -126,7 +129,7 @@ class HeadsOfAuto:
         self._check(acceptance.num_tokens, step_s)
 
     def let_go(self) -> None:
-        """Stop using the head, and use none for a while."""
+        """Stop using the head, and use no head for a while."""
         if not self._name:
             return
         self._name = ""
@@ -141,10 +144,10 @@ class HeadsOfAuto:
         self._was_called, known = False, self._of(self._name)
         if self._drafted.tree.num_nodes:
             agreed = self.ranks.learn(self._drafted.tree, acceptance.tokens(tree))
-            rows = known.rows.of(self._drafted.tree.num_nodes)
-            known = known._replace(tokens=known.tokens.of(1.0 + agreed), rows=rows)
+            rows = known.rows.updated(self._drafted.tree.num_nodes)
+            known = known._replace(tokens=known.tokens.updated(1.0 + agreed), rows=rows)
         else:
-            known = known._replace(tokens=known.tokens.of(1.0))
+            known = known._replace(tokens=known.tokens.updated(1.0))
         self._note(known)
         self._trial_left = max(self._trial_left - 1, 0)
 
@@ -159,6 +162,7 @@ class HeadsOfAuto:
             self._review = 0, 0, 0.0
 
     def _use(self, name: str, rate: float, trial_steps: int) -> None:
+        """Start using a head. rate: as in `choose`. trial_steps: drafts of a trial; 0 = the head is expected to pay."""
         if name not in self._built:
             assert self._dependencies.build is not None
             self._built[name] = self._dependencies.build(name)

@@ -32,37 +32,24 @@ class Ledger:
     """Limits the time that drafts, and futile searches for them, lose against plain decoding to a fraction LOSS.
 
     Invariant: before they pause again, they lose at most LOSS of the time since the last pause began, plus GRACE_STEPS.
+    pause: steps for which drafts still pause; may be set, to begin a pause for another reason, or to end it.
     Source: the on/off test of Cascade (arXiv:2506.20675), here on one balance with growing pauses instead of phases.
     """
 
     def __init__(self) -> None:
-        self._balance_s = 0.0
-        self._elapsed_s = 0.0
-        self._pause = 0
+        self.pause = 0
+        self._balance_s = self._elapsed_s = 0.0
         self._next_pause = FIRST_PAUSE
 
-    @property
-    def pause(self) -> int:
-        """Steps for which drafts still pause."""
-        return self._pause
-
-    def begin_pause(self, num_steps: int) -> None:
-        """Begin a pause for another reason than a loss."""
-        self._pause = num_steps
-
     def begin_rest(self, num_steps: int, lost_s: float, plain_s: float) -> None:
-        """Begin a pause after a search for a draft found none. lost_s: what plain decoding would not have spent."""
-        self._pause = num_steps
+        """Begin a pause after a futile search for a draft. lost_s: what plain decoding would not have spent."""
+        self.pause = num_steps
         self._balance_s -= lost_s
         self._check(plain_s)
 
-    def end_pause(self) -> None:
-        """End the pause now."""
-        self._pause = 0
-
     def rest(self, num_steps: int, rest_s: float = 0.0) -> None:
-        """Enter plain steps of a pause. rest_s: at the last step, the time of the whole pause."""
-        self._pause -= num_steps
+        """Enter plain steps of a pause. rest_s: with the last of them, the time of the whole pause; before that, 0."""
+        self.pause -= num_steps
         self._elapsed_s += rest_s
 
     def observe(self, num_tokens: int, step_s: float, plain_s: float) -> None:
@@ -76,7 +63,7 @@ class Ledger:
         if self._balance_s > GRACE_STEPS * plain_s:
             self._next_pause = FIRST_PAUSE
         elif self._balance_s < -LOSS * self._elapsed_s - GRACE_STEPS * plain_s:
-            self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, LONGEST_PAUSE)
+            self.pause, self._next_pause = self._next_pause, min(2 * self._next_pause, LONGEST_PAUSE)
             self._balance_s = self._elapsed_s = 0.0
 
 
@@ -96,7 +83,7 @@ class Rest(NamedTuple):
     num_in_pass: int = 0
     is_apart: bool = False
 
-    def of(self, acceptances: Sequence[Acceptance]) -> Rest:
+    def extended(self, acceptances: Sequence[Acceptance]) -> Rest:
         """Return the pause with more steps."""
         return Rest(
             self.began_s,
@@ -143,7 +130,7 @@ class Meter:
         """
         self.began_s = self._costs.clock() - spent_s
         if not (self.is_first or self._ledger.pause) and self._costs.wants_plain:
-            self._ledger.begin_pause(MEASURED_STEPS)
+            self._ledger.pause = MEASURED_STEPS
         return self.surface(context_len)
 
     def surface(self, context_len: int) -> Surface | None:
@@ -159,25 +146,25 @@ class Meter:
         """Return how many steps are certain to be plain ones, the next one included."""
         return self._ledger.pause
 
-    def sent(self, proposal: Proposal, *, first_rest: int = 0, least_rest: int = 0) -> None:
-        """Note that the proposal is made.
+    def end(self, proposal: Proposal, *, first_rest: int = 0, min_rest: int = 0) -> None:
+        """Note that the proposal has been made, and begin a rest if it is empty.
 
         first_rest: how many plain steps follow an empty proposal before the next one is made; twice as many after each
-        additional empty one, up to LONGEST_REST and as far as that saves time; 0 = none. least_rest: their minimum if
-        resting saves no time.
+        additional empty one, up to LONGEST_REST and as far as that saves time; 0 = no rest. min_rest: their number
+        if resting saves no time.
         """
         self._sent_s = self._costs.clock()
         self.draft_s = self._sent_s - self.began_s
         if proposal.tree.num_nodes:
             self._rest_len = 0
         elif first_rest and not (self._ledger.pause or self.is_first):
-            self._begin_rest(first_rest, least_rest)
+            self._begin_rest(first_rest, min_rest)
         if self._ledger.pause and not self._rest.num_steps:
             self._rest = Rest(self._sent_s)
 
     def end_rest(self) -> None:
         """End a pause before its last step; its time is not entered."""
-        self._ledger.end_pause()
+        self._ledger.pause = 0
         self._rest = Rest()
 
     def _begin_rest(self, first: int, least: int) -> None:
@@ -189,13 +176,13 @@ class Meter:
             if self._rest_len:
                 self._ledger.begin_rest(self._rest_len, lost_s, plain_s(surface))
 
-    def answered(self, tree: TokenTree, acceptance: Acceptance) -> float:
-        """Note the answer to a step; return what it cost, without the wait for other requests' passes."""
+    def observe(self, tree: TokenTree, acceptance: Acceptance) -> float:
+        """Note the answer to a step; return its cost in seconds, without the wait for other requests' passes."""
         if self.is_first:
             self.is_first = False
             return 0.0
         if self._ledger.pause:
-            return self.rested([acceptance])
+            return self.observe_plain([acceptance])
         num_rows, step_s = tree.num_nodes + 1, self._costs.clock() - self._sent_s - 1e-6 * acceptance.queue_us
         if acceptance.load or not acceptance.num_beside:  # otherwise it is unknown what the time was spent on
             self._costs.observe(num_rows, acceptance.num_in_pass, acceptance.num_tokens, step_s, acceptance.load)
@@ -204,19 +191,19 @@ class Meter:
             self._ledger.observe(acceptance.num_tokens, step_s, plain_s(surface))
         return self._note_rate(acceptance.num_tokens, step_s)
 
-    def rested(self, acceptances: Sequence[Acceptance]) -> float:
-        """Note steps of a pause, as many as it has or fewer; return what they cost together."""
+    def observe_plain(self, acceptances: Sequence[Acceptance]) -> float:
+        """Note steps of a pause, as many as it has left or fewer; return the seconds that they cost together."""
         self._note_rest(acceptances)
         step_s = self._plain_s
         for _ in acceptances:
             self._note_rate(1, step_s)
         return len(acceptances) * step_s
 
-    def made(self, steps: Sequence[Step]) -> list[float]:
-        """Note the steps of a burst in which native code drafts; return what each cost."""
+    def observe_compiled(self, steps: Sequence[Step]) -> list[float]:
+        """Note the steps of a burst in which native code drafts; return the cost of each in seconds."""
         for proposal, acceptance, *_ in steps:
             sizes = proposal.tree.num_nodes + 1, acceptance.num_in_pass, acceptance.num_tokens
-            self._costs.observe_made(*sizes, pass_s(acceptance), acceptance.load)
+            self._costs.observe_compiled(*sizes, pass_s(acceptance), acceptance.load)
         surface = self._surface()
         seconds = [
             (float(surface.seconds[proposal.tree.num_nodes]) if surface else pass_s(acceptance)) + draft_s
@@ -244,14 +231,14 @@ class Meter:
 
     def _note_rest(self, acceptances: Sequence[Acceptance]) -> None:
         """Note steps of a pause; steps may be made several at a time, so only their total time is measured."""
-        self._rest = rest = self._rest.of(acceptances)
+        self._rest = rest = self._rest.extended(acceptances)
         if self._ledger.pause > len(acceptances):
             self._ledger.rest(len(acceptances))
             return
         rest_s = self._costs.clock() - rest.began_s - 1e-6 * rest.queue_us
         self._ledger.rest(len(acceptances), rest_s)
         self._rest = Rest()
-        if self._costs.makes_drafted:
+        if self._costs.drafts_in_bursts:
             rest_s = rest.in_passes_s  # measured in the same way as steps with drafts
         num_in_pass, load = acceptances[-1].num_in_pass, acceptances[-1].load
         is_mixed = max(num_in_pass, rest.num_in_pass) > 2 * min(num_in_pass, rest.num_in_pass)
@@ -259,7 +246,7 @@ class Meter:
             self._costs.postpone_plain()
         elif rest.num_steps >= MEASURED_STEPS:
             self._costs.observe_plain(num_in_pass, rest_s / rest.num_steps, load, rest.num_steps)
-        elif self._costs.makes_drafted:
+        elif self._costs.drafts_in_bursts:
             self._costs.observe(1, num_in_pass, 1, rest_s / rest.num_steps, load)
         else:  # the first step was made alone, the others together
             self._costs.observe(1, num_in_pass, 1, rest_s - (rest.num_steps - 1) * self._plain_s, load)

@@ -40,7 +40,7 @@ class Memory:
 
     It is the reference for `orchestrator/native/response_memory.h`, and is used where that cannot be compiled.
 
-    max_tokens: most tokens held, over all salts.
+    max_tokens: maximum tokens held, over all salts.
     Invariant: a match for a salt comes from one response that was learnt for the same salt.
     """
 

@@ -57,7 +57,7 @@ class Ngram(Proposer):
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return a chain with its q; it ends where no context is known."""
         sampling = self._config.draft_sampling(sampling)
-        recent = context.ids[len(context) - self._context_len :] if self._context_len < len(context) else context.ids[:]
+        recent = context.ids[max(len(context) - self._context_len, 0) :]
         tokens: list[int] = []
         q: list[Distribution] = []
         for position in range(len(context), len(context) + budget.clipped(self._draft_len)):
@@ -78,6 +78,7 @@ class Ngram(Proposer):
         return None
 
     def _counted(self, context: Sequence[int]) -> Followers | None:
+        """Return the tokens that followed a context, with their counts from all sources added up; None if unknown."""
         counted = self._tables.followers(context) if self._tables else None
         found: Counter[int] = Counter()
         for source in (self._memory, self._corpus) if context else ():

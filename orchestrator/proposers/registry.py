@@ -96,7 +96,7 @@ class SelectedMethod(NamedTuple):
         proposer = self._without_sizing(dependencies)
         if not (self.config.adaptive and all(method.can_be_cut for method in self._declarations)):
             return proposer
-        configs = [member.config for member in self.members] or [self._grown_config]
+        configs = [member.config for member in self.members] or [self._longest_config]
         given = [self.config, *(member.config for member in self.members)]
         is_default = not any(config.model_fields_set - {"adaptive"} for config in given)
         adaptive = Adaptive(proposer, dependencies, max(config.num_levels for config in configs), is_default)
@@ -108,15 +108,16 @@ class SelectedMethod(NamedTuple):
         return self._replace(config=self.config.as_member())._without_sizing(dependencies)
 
     def _without_sizing(self, dependencies: ProposerDependencies) -> Proposer:
+        """Build the proposer without the wrapper that makes drafts as large as pays off."""
         if self.members:
             members = [Guarded(member._as_member(dependencies), dependencies.vocab_size) for member in self.members]
             return Union(members, [member.config.max_nodes for member in self.members])
         own = replace(dependencies, method=self.declaration, build=partial(_guarded, dependencies))
-        proposer: Proposer = load(self.declaration.proposer)(self._grown_config, own)
+        proposer: Proposer = load(self.declaration.proposer)(self._longest_config, own)
         return proposer
 
     @property
-    def _grown_config(self) -> MethodConfig:
+    def _longest_config(self) -> MethodConfig:
         """The parameters, with a longer draft if drafts are adaptive and the request does not set their length."""
         config = self.config
         may_grow = (

@@ -31,7 +31,8 @@ from orchestrator.wire.target import StepRequest
 class ProposerSources:
     """What the proposers of one process draft from, its grammars, and what it learns about steps and drafts.
 
-    memory: earlier responses; None = the process remembers none. pass_costs: of the target, as measured at its load.
+    memory: earlier responses; None = the process remembers no responses. pass_costs: of the target, as measured at its
+    load; None = not measured.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class Node(NamedTuple):
     """A draft node that may be added next; a heap returns the most probable one, among equals the one found first.
 
     minus_prob: minus the estimated probability of its path. rank: among its siblings; no two nodes have the same parent
-    and rank. at: the state from which the nodes below it are found.
+    and rank. at: where the nodes below it are found: a match in a text, or the rows of a corpus that continue its path.
     """
 
     minus_prob: float
@@ -108,7 +108,7 @@ class Suffix(Proposer):
 
     def _draft(self, source: str, budget: Budget, text: Automaton, match: Match) -> ScoredTree:
         """Draft from what followed a match in a text."""
-        return self._grow(ScoredTree(source), budget, match.length, match, partial(self._below, text))
+        return self._grow(ScoredTree(source), budget, match.length, match, partial(self._below_match, text))
 
     def _draft_from_corpus(self, budget: Budget, corpus: Corpus, found: Found) -> ScoredTree:
         """Draft from what followed the places of a match in the corpus."""
@@ -116,7 +116,7 @@ class Suffix(Proposer):
         if not budget.max_depth:
             return draft
         rows = corpus.continuations(found, budget.max_depth)
-        return self._grow(draft, budget, found.length, rows, partial(self._shares, corpus.separator))
+        return self._grow(draft, budget, found.length, rows, partial(self._below_rows, corpus.separator))
 
     def _size(self, match_len: int) -> int:
         return min(int(self._config.factor * match_len), self._config.draft_len)
@@ -133,7 +133,7 @@ class Suffix(Proposer):
                 return draft
             number = draft.add(node := heappop(found))
 
-    def _shares(self, separator: int, node: Node, number: int) -> Iterator[Node]:
+    def _below_rows(self, separator: int, node: Node, number: int) -> Iterator[Node]:
         """Yield the probable nodes below a path, by the continuations that begin with it: the more frequent first."""
         rows: IdArray = node.at
         column = rows[:, node.depth]
@@ -145,7 +145,7 @@ class Suffix(Proposer):
                 token = int(tokens[place])
                 yield Node(share, number, rank, node.depth + 1, token, rows[column == token])
 
-    def _below(self, text: Automaton, node: Node, number: int) -> Iterator[Node]:
+    def _below_match(self, text: Automaton, node: Node, number: int) -> Iterator[Node]:
         """Yield the probable nodes below a match: the more frequent first, then the more recent."""
         match: Match = text.follow(node.at, node.token) if node.depth else node.at
         if match.state == ROOT:

@@ -68,7 +68,7 @@ class Union(Proposer):
 def united(
     grown: Proposal, chances: FloatArray, drafted: Proposal, drafted_chances: Sequence[float]
 ) -> tuple[Proposal, FloatArray]:
-    """Return both trees in one, the nodes of `grown` first, and the chances of all paths, (k,) float64.
+    """Return both trees merged, the nodes of `grown` first, and the chances of all paths, (k,) float64.
 
     chances: (m,) float64, of the paths of `grown`. drafted_chances: of each node of `drafted`, given its parent. A
     token added beside others shares the probability that they leave. No path is likelier than the one to its parent.
@@ -78,23 +78,21 @@ def united(
     rest = [1.0] * len(paths)  # for each node, the probability that its children leave
     for node, parent in enumerate(grown.tree.parents.tolist(), start=1):
         rest[parent] = max(rest[parent] - paths[node] / paths[parent], 0.0)
-    nodes = [0]
-    edges = zip(drafted.tree.parents.tolist(), drafted.tree.tokens.tolist(), drafted_chances, strict=True)
-    for (parent, token, chance), source in zip(edges, drafted.sources, strict=True):
+    nodes = merge(tree, sources, drafted)
+    for parent, node, chance in zip(drafted.tree.parents.tolist(), nodes[1:], drafted_chances, strict=True):
         above = nodes[parent]
-        node = tree.add(above, token)
-        if node > len(sources):
-            sources.append(source)
+        if node == len(paths):
             paths.append(paths[above] * chance * (rest[above] if above < len(rest) else 1.0))
         else:
-            sources[node - 1] += f"+{source}"
             paths[node] = max(paths[node], paths[above] * chance)
-        nodes.append(node)
     return Proposal(tree.build(), tuple(sources)), np.array(paths[1:])
 
 
-def merge(tree: TreeBuilder, sources: list[str], proposal: Proposal) -> None:
-    """Add a proposal's nodes to the tree; a node that exists already gets another source."""
+def merge(tree: TreeBuilder, sources: list[str], proposal: Proposal) -> list[int]:
+    """Add a proposal's nodes to the tree; return the node of the tree that each of its nodes 0…m has become.
+
+    sources: of the tree's nodes 1…k; a node that exists already gets another source.
+    """
     nodes = [0]
     edges = zip(proposal.tree.parents.tolist(), proposal.tree.tokens.tolist(), proposal.sources, strict=True)
     for parent, token, source in edges:
@@ -104,6 +102,7 @@ def merge(tree: TreeBuilder, sources: list[str], proposal: Proposal) -> None:
         else:
             sources[node - 1] += f"+{source}"
         nodes.append(node)
+    return nodes
 
 
 def _with_states(acceptance: Acceptance, states: HiddenStates, wanted: HiddenStates) -> Acceptance:

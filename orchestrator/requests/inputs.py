@@ -76,7 +76,7 @@ def text(max_bytes: int = MAX_TEXT_BYTES) -> BeforeValidator:
 
 
 def neutral(*values: Any) -> AfterValidator:
-    """Declare an option that is not supported: only these values are allowed, which ask for nothing."""
+    """Declare an option that is not supported: only the values that leave it off are allowed."""
 
     def check(value: Any, info: ValidationInfo) -> Any:
         if value not in values:

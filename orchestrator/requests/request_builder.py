@@ -136,7 +136,7 @@ class RequestBuilder:
             )
 
     def _prediction(self, inputs: RequestInputs) -> tuple[int, ...]:
-        """Return the ids that the client expects as output; empty if it sent none."""
+        """Return the ids that the client expects as output; empty without a prediction."""
         text, ids = inputs.draft_text, inputs.draft_input_ids
         if text and ids:
             raise RequestError("draft_text and draft_input_ids exclude each other; send one of them")
@@ -178,7 +178,7 @@ class RequestBuilder:
         return selected
 
     def _check_draft_len(self, selected: SelectedMethod, num_draft_tokens: int) -> None:
-        """Refuse a draft length that was asked for but that the engine would cut; defaults are cut to what fits."""
+        """Raise RequestError for a draft length that the request sets and the engine would cut; defaults may be cut."""
         lengths = [(num_draft_tokens, "input num_draft_tokens")]
         for method in (selected, *selected.members):
             set_values = method.config.model_dump(include={"draft_len"}, exclude_unset=True)

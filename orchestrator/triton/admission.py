@@ -23,7 +23,7 @@ AGING_S = 1.0
 #: The service rate is measured over this many of the last requests to end.
 NUM_ENDS = 64
 LONGEST_HINT_S = 60
-#: So many waiting requests are asked in one poll whether their clients have gone; to ask one takes Triton 0.1 ms.
+#: One poll asks for at most this many waiting requests whether their clients have gone; Triton takes 0.1 ms for each.
 NUM_ASKED = 100
 
 
@@ -86,13 +86,12 @@ class ServiceRate:
 class Admission:
     """Starts requests in the order of their turns: by arrival within a priority, across priorities with aging.
 
-    folder: the processes of a deployment that are given the same folder share their places. tenant_limit: most places
-    of one tenant, None = all. A tenant at its limit is passed over; when the queue is full, the tenant with the most
-    waiting requests loses its last one.
+    folder: the processes of a deployment that are given the same folder share their places. tenant_limit: maximum
+    places of one tenant, None = all. A tenant at its limit is passed over; when the queue is full, the tenant with the
+    most waiting requests loses its last one.
     Invariant: places taken ≤ max_running and waiting ≤ max_waiting; every request is run or given up exactly once, by
     its deadline (plus the poll) if it only ever waits. A request that needs more places than there are is refused.
-    Each poll asks at most NUM_ASKED waiting requests, in turn, whether their clients have gone: with more of them it
-    takes no longer.
+    A poll takes no longer with more requests in the queue than with NUM_ASKED: it asks that many of them, in turn.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class Admission:
         return min(self.max_running, self._tenant_limit or self.max_running)
 
     def would_refuse(self) -> bool:
-        """Return whether a request of priority 0 would be refused now, whosever it is; cheap."""
+        """Return whether a request of priority 0 would be refused now, whichever tenant sent it; cheap."""
         with self._lock:
             is_full = bool(self._waiting) and len(self._waiting) >= self._max_waiting
             return is_full and self._tenant_limit is None and self._waiting[-1].turn_s <= time.monotonic()
@@ -169,7 +168,7 @@ class Admission:
         return not self.num_running
 
     def _pop_refused(self) -> Waiting:
-        """Remove the last request of the queue, or of the tenant with the most in it; the caller holds the lock."""
+        """Remove the last request of the queue, or of the tenant with the most in it. Caller holds the lock."""
         counts = Counter(waiting.request.tenant for waiting in self._waiting if self._tenant_limit is not None)
         refused = max(self._waiting, key=lambda waiting: (counts[waiting.request.tenant], waiting.turn_s))
         self._waiting.remove(refused)
@@ -178,7 +177,7 @@ class Admission:
         return refused
 
     def _start(self) -> list[RequestHandler]:
-        """Remove from the queue, in order, the requests for which there are places; the caller holds the lock."""
+        """Remove from the queue, in order, the requests for which there are places. Caller holds the lock."""
         started, passed_over = [], set()
         for waiting in list(self._waiting):
             request = waiting.request
@@ -220,7 +219,7 @@ class Admission:
             self._run(started[1:])
 
     def _give_back(self, request: RequestHandler) -> None:
-        """Give a request's places back; the caller holds the lock."""
+        """Give a request's places back. Caller holds the lock."""
         self.num_running -= request.num_places
         self._places.give_back(request.num_places, request.tenant)
 
@@ -256,7 +255,7 @@ class Admission:
 
 
 def _guarded(call: Callable[[], bool | None]) -> bool:
-    """Return a request's answer, False if it raises: a request that fails must free its place and not stop the poll."""
+    """Call a request; return its answer, or False if it raises: it must still free its places and not stop the poll."""
     try:
         return bool(call())
     except Exception:

@@ -51,7 +51,7 @@ GRACE_S = 10.0
 class BlsTargetClient:
     """Calls the Triton model `target` for one request; implements `orchestrator.core.types.Target`.
 
-    deadline_s: when the request is due, by time.monotonic(). max_len: most tokens of its context, drafts included.
+    deadline_s: when the request is due, by time.monotonic(). max_len: maximum tokens of its context, drafts included.
     is_unwanted: asked while a call waits, four times a second; True = the client has gone.
     """
 
@@ -68,7 +68,7 @@ class BlsTargetClient:
         self._deadline_s = deadline_s
         self._is_unwanted = is_unwanted
         self._num_sent = 0
-        self._was_called = False  # since the target was last lost: it may know the sequence
+        self._was_called = False  # since the target's process was last lost, so that it may know the sequence
 
     def step(
         self,
@@ -86,7 +86,7 @@ class BlsTargetClient:
         Unwanted when the client has gone meanwhile.
         """
         request = partial(self._request, context, tree, sampling, options, q if sampling.rule.uses_q else ())
-        return self._persist(context, lambda: unpack_acceptance(self._call(context, pack_step(request())), tree))
+        return self._with_retries(context, lambda: unpack_acceptance(self._call(context, pack_step(request())), tree))
 
     def take(self, context: Context, sampling: Sampling, options: StepOptions, run: RunOptions) -> list[Step]:
         """Return the next steps of a run, which begins with the first call; raises as `step` does."""
@@ -96,7 +96,7 @@ class BlsTargetClient:
                 return pack_take(TakeSteps(self._sequence_id, len(context)))
             return pack_step(self._request(context, TokenTree.bare(), sampling, options, (), run))
 
-        return self._persist(context, lambda: unpack_steps(self._call(context, message())))
+        return self._with_retries(context, lambda: unpack_steps(self._call(context, message())))
 
     def release(self) -> None:
         """Tell the target to forget the sequence, even if its first step failed; a hint that may get lost."""
@@ -107,8 +107,8 @@ class BlsTargetClient:
         except ServingError as error:
             log.debug("the target will find out by itself that sequence %d has ended: %s", self._sequence_id, error)
 
-    def _persist(self, context: Context, call: Callable[[], Answer]) -> Answer:
-        """Return the answer of a call, which is repeated as long as that may help."""
+    def _with_retries(self, context: Context, call: Callable[[], Answer]) -> Answer:
+        """Return the answer to a call, which is made again as long as its error may be temporary."""
         lost_since_s: float | None = None
         while not self._is_unwanted():
             try:

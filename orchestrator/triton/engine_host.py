@@ -28,7 +28,7 @@ Request = TypeVar("Request")
 Contra = TypeVar("Contra", contravariant=True)
 
 DEFAULT_DEADLINE_MS = 60_000
-# Threads that prepare new requests: so many that requests do not wait for those whose grammar is being compiled.
+# Threads that prepare new requests: enough that requests do not wait for those whose grammar is being compiled.
 NUM_PREPARING = 8
 # A preparation gives up before this (grammar.LIMIT_S, once to begin and once to end).
 PREPARATION_LIMIT_S = 5.0
@@ -50,7 +50,7 @@ class EngineClient(Protocol[Contra]):
         """Queue the end of a sequence."""
 
     def watch(self, report: Callable[[EngineStatus], None]) -> None:
-        """Call `report` with the engine's figures twice a second, on the engine's thread."""
+        """Call `report` with the engine's status twice a second, on the engine's thread."""
 
     def on_broken(self, end: Callable[[], None]) -> None:
         """Call `end` when the engine has stopped on an internal error and answered every call."""
@@ -59,21 +59,21 @@ class EngineClient(Protocol[Contra]):
         """Stop the thread."""
 
 
-class DrafterFigures(Protocol):
+class HostedDrafter(Protocol):
     """A drafter in the target's process, as the host sees it. kernels: what computes its drafts. counts: its calls."""
 
     kernels: str
     counts: DraftCounts
 
     def status(self) -> EngineStatus:
-        """Return its engine's figures; called twice a second."""
+        """Return its engine's status; called twice a second."""
 
 
 class EngineHost(Generic[Request]):
     """Serves an engine's calls.
 
     model: name of the Triton model. unpack: tensors → request; raises ServingError. pack: answer → tensors.
-    drafters: those in this process; their figures are shown as if each were a Triton model.
+    drafters: those in this process; their metrics are shown as if each were a Triton model.
     Invariant: every Triton request gets one response with its FINAL flag in the same send.
     """
 
@@ -83,13 +83,13 @@ class EngineHost(Generic[Request]):
         engine: EngineClient[Request],
         unpack: Callable[[Tensors], Request],
         pack: Callable[[Any], Tensors],
-        drafters: Mapping[str, DrafterFigures] = MappingProxyType({}),
+        drafters: Mapping[str, HostedDrafter] = MappingProxyType({}),
     ) -> None:
         self._engine = engine
         self._unpack = unpack
         self._pack = pack
         self._preparations: WorkerPool[None] = WorkerPool("preparation", NUM_PREPARING)
-        #: What computes the passes; an engine of another library has kernels of its own.
+        #: What computes the passes; a compiled engine does not say.
         self.kernels: str = getattr(engine, "kernels", "its own")
         self._port = Port(ENGINE_FAMILIES, model=model)
         self._model, self._drafters, self._ports = model, dict(drafters), dict[str, tuple[Port, Port]]()
@@ -103,8 +103,8 @@ class EngineHost(Generic[Request]):
         for name, drafter in self._drafters.items():
             self._ports_of(name)[0].show(info_values(config, drafter.kernels))
 
-    def show_drafters(self, drafters: Mapping[str, DrafterFigures], config: ServingConfig) -> None:
-        """Show the figures of these drafters from now on."""
+    def show_drafters(self, drafters: Mapping[str, HostedDrafter], config: ServingConfig) -> None:
+        """Show the metrics of these drafters from now on, instead of those of the previous ones."""
         self._drafters = dict(drafters)
         self.show_info(config)
 

@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 class GenerationHandler:
     """One client request; implements `orchestrator.triton.admission.RequestHandler`.
 
+    sender: Triton's response sender. steps: returns what makes the steps of one of its sequences. refuse: answers a
+    request that never ran, given the reason. memory: where outputs are remembered; None = nowhere.
     Invariant: whatever happens, the client gets its responses or one error, then the FINAL flag, once.
     """
 
@@ -84,7 +86,7 @@ class GenerationHandler:
                     self.memory.learn(self.inputs.cache_salt, output)
 
     def _serve(self, request: GenerationRequest) -> list[list[int]]:
-        """Generate the request's sequences side by side; return the outputs that are worth remembering.
+        """Generate the request's sequences side by side; return the outputs to remember.
 
         A sequence that is stuck is abandoned GRACE_S after the deadline, and nothing more of it is sent.
         """
@@ -109,7 +111,7 @@ class GenerationHandler:
             raise
 
     def _generate(self, request: GenerationRequest, index: int, send: Send) -> list[int]:
-        """Run the loop to its end; return the output if it is worth remembering, else nothing."""
+        """Run the loop to its end; return the output to remember: empty if a deadline or a cancellation cut it off."""
         sequence = request.sequence(index, self.builder.checkpoint.tokenizer)
         target = BlsTargetClient(self.inputs.cache_salt, self.deadline_s, request.max_len, self._is_unwanted)
         steps = self.steps(request, sequence, target)

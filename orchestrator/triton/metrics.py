@@ -100,7 +100,7 @@ ENGINE_FAMILIES = (
 
 
 class Port:
-    """The series of one owner on the metrics port; labels: distinguish them from other owners' series."""
+    """One owner's series on Triton's metrics port; labels: distinguish them from other owners' series."""
 
     def __init__(self, families: tuple[Family, ...], **labels: str) -> None:
         parts = [(name, kind, family.description) for family in families for name, kind in family.parts]

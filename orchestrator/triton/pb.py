@@ -44,7 +44,7 @@ def has_input(request: Any, name: str) -> bool:
 
 
 def _arrays(tensors: Iterable[Any]) -> Tensors:
-    """Return Triton's tensors as arrays.
+    """Return Triton's tensors as arrays, by name.
 
     No copy is needed: `as_numpy` returns an array that owns its memory. The Python backend builds it with pybind11's
     `py::array(dtype, dims, pointer)`, which copies when no base object keeps the pointer alive (pb_tensor.cc). Only

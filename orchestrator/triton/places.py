@@ -16,7 +16,7 @@ POLL_S = 0.05
 
 
 class Taking(Enum):
-    """The outcome of an attempt to take places."""
+    """The outcome of an attempt to take places; only TAKEN changes anything."""
 
     TAKEN = auto()
     TOO_FEW = auto()
@@ -24,10 +24,7 @@ class Taking(Enum):
 
 
 class Places:
-    """The places of one process; one thread at a time may call.
-
-    tenant_limit: most places of one tenant, None = all.
-    """
+    """The places of one process; one thread at a time may call. tenant_limit: maximum of one tenant, None = all."""
 
     def __init__(self, count: int, tenant_limit: int | None = None) -> None:
         self._count = self._num_free = count
@@ -35,7 +32,7 @@ class Places:
         self._num_of: dict[str, int] = {}
 
     def take(self, number: int, tenant: str = "") -> Taking:
-        """Take `number` places for a tenant, or none."""
+        """Take all of `number` places for a tenant, or leave them all."""
         held = self._num_of.get(tenant, 0) + number
         if self._tenant_limit is not None and held > self._tenant_limit:
             return Taking.TENANT_AT_LIMIT
@@ -65,9 +62,9 @@ class SharedPlaces(Places):
     """The places of a deployment, shared by all processes that are given the same folder.
 
     Each place is a file. A process takes it by locking it, and with a tenant_limit writes a digest of its tenant into
-    it; the kernel frees the locks of a process that dies. A process that finds too few places takes the turn: until it
-    has its places, no other process takes one. Then it leaves the turn to the others for two polls, so that processes
-    that always have requests waiting alternate.
+    it; the kernel frees the locks of a process that dies. A process that finds too few places keeps the turn, which is
+    another lock: until it has its places, no other process takes one. Then it leaves the turn to the others for two
+    polls, so that processes in which requests always wait alternate.
     """
 
     def __init__(self, folder: Path, count: int, tenant_limit: int | None = None) -> None:
@@ -81,7 +78,7 @@ class SharedPlaces(Places):
         self._may_wait_s = 0.0
 
     def take(self, number: int, tenant: str = "") -> Taking:
-        """Take `number` places for a tenant, or none."""
+        """Take all of `number` places for a tenant, or leave them all."""
         fcntl.flock(self._mutex, fcntl.LOCK_EX)  # held for microseconds, so that two processes do not take half each
         try:
             if self._tenant_limit is not None and self._num_held_by(tenant) + number > self._tenant_limit:
@@ -120,7 +117,7 @@ class SharedPlaces(Places):
             self._has_turn = False
 
     def _num_held_by(self, tenant: str) -> int:
-        """Return how many places a tenant holds in all processes; the caller holds the mutex."""
+        """Return how many places a tenant holds in all processes. Caller holds the mutex."""
         number, digest = sum(name == tenant for _, name in self._taken), _digest(tenant)
         for place in self._free:  # not taken by this process
             if _try_lock(place):
@@ -130,7 +127,7 @@ class SharedPlaces(Places):
         return number
 
     def _settle(self, found: list[int], number: int, tenant: str) -> None:
-        """Keep the places that were found if they are enough, else free them, and keep the turn if we may."""
+        """Keep the places found if they are enough; else free them, and keep the turn once others have had it."""
         now_s = time.monotonic()
         if len(found) == number:
             if self._tenant_limit is not None:

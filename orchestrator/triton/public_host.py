@@ -43,7 +43,7 @@ NUM_REFUSING, REFUSING_LIMIT_S = 8, 5.0
 
 
 class Served(NamedTuple):
-    """What is derived from the settings of a deployment; a reload replaces it. memory: None = nothing is remembered."""
+    """What a deployment's settings determine; a reload replaces all of it. memory: None = nothing is remembered."""
 
     config: ServingConfig
     memory: Memory | CompiledMemory | None
@@ -187,7 +187,7 @@ class PublicHost:
             send_error(sender, error)
 
     def _load(self) -> Load:
-        """Return the figures that decide whether this process is replaced."""
+        """Return what decides whether this process is replaced."""
         return Load(
             num_lost=pb.num_lost_calls(),
             num_requests=self._admission.num_running + self._admission.num_waiting,

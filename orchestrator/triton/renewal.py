@@ -18,8 +18,8 @@ from orchestrator.core.errors import Unavailable
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
-#: This many looks in a row must agree: for a moment after a restart, calls to the new process count as lost, too.
-LOOKS = 5
+#: This many polls in a row must agree: for a moment after a restart, calls to the new process count as lost, too.
+POLLS = 5
 #: How often a process that has not been replaced asks again.
 ASK_AGAIN_S = 10.0
 #: Threads for each request that may run: with fewer than WORN, the process is replaced once it is idle; with fewer than
@@ -70,16 +70,16 @@ class Renewal:
         while True:
             time.sleep(_POLL_S)
             try:
-                self._look()
-            except Exception:  # no descriptor, or a full disk: the next look may succeed
+                self._check_load()
+            except Exception:  # no descriptor, or a full disk: the next poll may succeed
                 log.exception("this process could not count its lost calls, or ask for a replacement; it tries again")
 
-    def _look(self) -> None:
+    def _check_load(self) -> None:
         load = self._load()
         num_left = self._num_threads - load.num_lost
         is_worn = load.num_lost > 0 and num_left < WORN * load.max_running
         self._num_worn = self._num_worn + 1 if is_worn else 0
-        if self._num_worn < LOOKS and not self.refuses:
+        if self._num_worn < POLLS and not self.refuses:
             return
         if not self.refuses and (not load.num_requests or num_left < CRITICAL * load.max_running):
             log.warning(

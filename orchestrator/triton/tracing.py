@@ -72,7 +72,7 @@ class Traces:
         span.end(end_time=_ns(time.time()))
 
     def _attributes(self, sequence: SequenceState, method: str) -> dict[str, Any]:
-        """Return the attributes that OpenTelemetry defines for generative models, and the figures of speculation."""
+        """Return the attributes that OpenTelemetry defines for generative models, and the statistics of speculation."""
         statistics, finish = sequence.statistics, sequence.output.finish
         return {
             "gen_ai.operation.name": "text_completion",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from orchestrator.core.context import Context
+from orchestrator.core.errors import UnknownSequence
 from orchestrator.core.types import IdArray
 from orchestrator.wire.tensors import Incoming, Tensors, ids, pack_scalars, pack_text, scalar, table, text
 
@@ -30,6 +31,12 @@ class Delta:
     def prefix_len(self) -> int:
         """Number of committed tokens."""
         return self.context_start + len(self.context_ids)
+
+    def check_follows(self, context: Context) -> None:
+        """Raise UnknownSequence unless an engine's copy of the context begins with the tokens before this delta."""
+        start = self.context_start
+        if start > len(context) or context.rolling_hash(start) != self.context_hash:
+            raise UnknownSequence(f"tokens before {start} of sequence {self.sequence_id}")
 
 
 def delta_of(context: Context, start: int, sequence_id: int, cache_salt: str) -> Delta:

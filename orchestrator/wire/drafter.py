@@ -50,7 +50,7 @@ class DrafterUse:
     """How an engine keeps calling a drafter of its own process for a request, without the request's proposer.
 
     drafter: a `LocalDrafter`. request: the last call; the next ones have the same sampling, shape and limits.
-    following: the draft after the last step of a burst; None if there is none.
+    following: the draft after the last step of a burst; None if the burst has left no draft.
     num_read: the number of tokens that the drafter has read after the burst. The first hidden state that a head lacks
     is that of the last of these tokens.
     """

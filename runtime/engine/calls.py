@@ -33,10 +33,11 @@ Request = TypeVar("Request", StepRequest, DraftRequest)
 
 @dataclass(frozen=True, eq=False)
 class SeveralSteps(StepRequest):
-    """A step after which the engine may make more: it answers with a list of steps, or with one acceptance.
+    """A step after which the engine may make more; the answer is a list of steps, or the acceptance of this one alone.
 
-    max_steps: maximum number of steps. limit_s: no step begins after this time. continuation: how the sequence
-    continues after the first step. sources: the sources of the first tree's nodes.
+    max_steps: maximum number of steps. limit_s: no step begins later than this after the pass of the first one has
+    begun. continuation: how the sequence continues after the first step. sources: the sources of the first tree's
+    nodes.
     """
 
     max_steps: int = 1

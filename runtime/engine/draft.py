@@ -43,7 +43,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
     Invariant: token i of a chain is argmax(log q + noise) at position prefix_len + i. Under `coupled` it is the noise
     that the target adds to log p there: the closer q is to p, the more often both choose the same token. Under the
     other rules the noise is the drafter's own, and q is part of the answer. A chain that takes too long is cut short.
-    sharpness: the draft model's own, for calls that set none (`runtime.heads.sharpness.Sharpness`).
+    sharpness: the draft model's own, for calls that set 0 (`runtime.heads.sharpness.Sharpness`).
     """
 
     def __init__(self, paged: PagedModel, sharpness: float = 1.0) -> None:
@@ -68,7 +68,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
     def continued(self, request: DraftRequest, context: Context, num_ahead: int) -> ContinuedDraft | None:
         """Return how native code can continue drafting after a context; None: the draft model has not read all of it.
 
-        request: an earlier call. num_ahead: the most tokens that the burst may commit.
+        request: an earlier call. num_ahead: maximum tokens that the burst may commit.
         """
         sequence = self.sequences.find(request.delta.sequence_id, context)
         if sequence is None or sequence.num_computed < len(context):
@@ -158,7 +158,7 @@ def _drafted(call: DraftCall) -> DraftResponse:
 def _next_tokens(calls: list[DraftCall], logits: Tensor, sharpness: float) -> list[int]:
     """Return the next token of each draft, and note its score; if the rule is not `coupled`, also its q.
 
-    logits: (len(calls), V). sharpness: for calls that set none.
+    logits: (len(calls), V). sharpness: for calls that set 0.
     """
     positions, samplings = [len(call.opened.ids) for call in calls], [call.request.sampling for call in calls]
     tokens: dict[int, int] = {}

@@ -33,7 +33,7 @@ class DraftingEngine(Engine[DraftRequest], Protocol):
     def continued(self, request: DraftRequest, context: Context, num_ahead: int) -> ContinuedDraft | None:
         """Return how native code can continue drafting after a context; None: the drafter has not read all of it.
 
-        request: an earlier call. num_ahead: the most tokens that the burst may commit.
+        request: an earlier call. num_ahead: maximum tokens that the burst may commit.
         """
 
     def in_steps(self, drafts: Sequence[NativeDraft]) -> NativeDrafter:
@@ -124,7 +124,7 @@ class LocalDrafter:
         self._inbox.put(sequence_id)
 
     def status(self) -> EngineStatus:
-        """Forget the sequences that have ended or are idle, and return the engine's figures."""
+        """Forget the sequences that have ended or are idle, and return the engine's status."""
         with self._lock:
             self._receive()
             busy = {call.sequence_id for call in self._calls}
@@ -132,7 +132,7 @@ class LocalDrafter:
             return self._passes.status()
 
     def _receive(self) -> None:
-        """Take the calls that have arrived, and forget the sequences that have ended; call with the lock."""
+        """Take the calls that have arrived, and forget the sequences that have ended. Caller holds the lock."""
         while not self._inbox.empty():
             item = self._inbox.get_nowait()
             if isinstance(item, int):
@@ -142,7 +142,7 @@ class LocalDrafter:
                 self.counts.num_calls += 1
 
     def _run_pass(self) -> None:
-        """Run a pass over the waiting calls, and refuse those that are late; call with the lock."""
+        """Run a pass over the waiting calls, and refuse those that are late. Caller holds the lock."""
         self._receive()
         now_s = time.monotonic()
         for call in self._calls:

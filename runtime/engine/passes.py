@@ -38,7 +38,7 @@ class Passes(Generic[Request]):
         return waiting
 
     def status(self) -> EngineStatus:
-        """Return the engine's figures."""
+        """Return the engine's status."""
         sequences = self.engine.sequences
         pool = sequences.pool
         return EngineStatus(

@@ -26,8 +26,8 @@ NUM_ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 25, 32, 33, 48, 64, 128)
 #: of the others counts.
 NUM_TIMED = 5
 #: The best of NUM_ROUNDS rounds counts for each size. Measuring stops after LIMIT_S, between two passes; a curve over
-#: fewer rows than LEAST_ROWS is of no use.
-NUM_ROUNDS, LIMIT_S, LEAST_ROWS = 3, 2.0, 8
+#: fewer rows than MIN_ROWS is of no use.
+NUM_ROUNDS, LIMIT_S, MIN_ROWS = 3, 2.0, 8
 #: Tokens of the context. NUM_FIRST of them are read first; if that takes too long, the others are not read.
 NUM_CONTEXT, NUM_FIRST = 256, 16
 #: Passes of KV_ROWS rows are measured after the context and after one of NUM_LONG tokens, in KV_ROUNDS rounds; the
@@ -35,7 +35,7 @@ NUM_CONTEXT, NUM_FIRST = 256, 16
 #: cost as 0; pure noise would show a cost that often in 1 of 28 cases.
 NUM_LONG, KV_ROWS, KV_ROUNDS, CERTAIN_ROUNDS = 1024, (1, 24), 8, 7
 #: Rows without a context are taken to cost at least this fraction of rows after the short context.
-LEAST_OF_SHORT = 0.1
+MIN_SHARE_OF_SHORT = 0.1
 SEQUENCE = 1
 
 
@@ -43,8 +43,8 @@ class _TooSlow(Exception):
     """Measuring has used up its time."""
 
 
-class _Passes:
-    """Passes over one sequence of a model, measured until LIMIT_S is over.
+class _Profile:
+    """The measured times of passes over one sequence of a model; measuring stops when LIMIT_S is over.
 
     rows_s: number of rows → seconds of its passes after NUM_CONTEXT tokens. token_s: each of KV_ROWS → the seconds that
     each additional token of the context adds.
@@ -115,9 +115,9 @@ def measured_costs(paged: PagedModel) -> PassCosts | None:
     room = min(paged.model.max_positions, pool.num_available * pool.block_tokens) - max(NUM_ROWS)
     num_tokens = NUM_CONTEXT if paged.model.has_windows else max(min(NUM_LONG, room), NUM_CONTEXT)
     try:
-        passes = _Passes(paged, num_tokens)
+        profile = _Profile(paged, num_tokens)
         try:
-            passes.measure()
+            profile.measure()
         except _TooSlow:
             pass
         finally:
@@ -125,15 +125,15 @@ def measured_costs(paged: PagedModel) -> PassCosts | None:
     except (ServingError, RuntimeError) as error:  # torch raises RuntimeError when it runs out of memory
         log.warning("the passes were not measured: %s", error)
         return None
-    return _costs_of(passes) if max(passes.rows_s, default=0) >= LEAST_ROWS else None
+    return _costs_of(profile) if max(profile.rows_s, default=0) >= MIN_ROWS else None
 
 
-def _costs_of(passes: _Passes) -> PassCosts:
-    rows, seconds = np.array([*passes.rows_s], np.float64), np.array([min(each) for each in passes.rows_s.values()])
-    few, many = (_certain(passes.token_s[num_rows]) for num_rows in KV_ROWS)
+def _costs_of(profile: _Profile) -> PassCosts:
+    rows, seconds = np.array([*profile.rows_s], np.float64), np.array([min(each) for each in profile.rows_s.values()])
+    few, many = (_certain(profile.token_s[num_rows]) for num_rows in KV_ROWS)
     row_token_s = max((many - few) / (KV_ROWS[1] - KV_ROWS[0]), 0.0)
     token_s = max(few - KV_ROWS[0] * row_token_s, 0.0)
-    rows_s = np.maximum(seconds - NUM_CONTEXT * (token_s + row_token_s * rows), LEAST_OF_SHORT * seconds)
+    rows_s = np.maximum(seconds - NUM_CONTEXT * (token_s + row_token_s * rows), MIN_SHARE_OF_SHORT * seconds)
     return PassCosts(Curve.measured(rows.tolist(), rows_s.tolist()), token_s, row_token_s)
 
 

@@ -44,7 +44,7 @@ class Run:
     after_pass: has a function called on the engine's thread once all calls of a pass have been answered, so that the
     drafts of all runs share the passes of their drafters.
     hold_s: returns how long steps are collected before they are answered, unless the run has stopped.
-    deadline_s: the request's deadline, set before other threads see the run. request: the first call.
+    deadline_s: the request's deadline; `Runs` sets it before other threads see the run. request: the first call.
     Invariant: the caller gets every step once and in order; a `take` is answered by the run's deadline. An error is
     delivered after the steps before it, and closes the run.
     """
@@ -70,8 +70,9 @@ class Run:
         self._ready: list[Step] = []
         self._caller: Reply | None = None
         self._error: ServingError | None = None
-        self._is_busy = self._has_ended = self._is_closed = False
-        self._called_s = self._answered_s = 0.0
+        self._is_busy = False  # from the call of a step until the next tree has been proposed
+        self._has_ended = self._is_closed = False
+        self._called_s = self._answered_s = 0.0  # when the step was called; when the caller was last answered
         self._lock = threading.RLock()  # reentrant: an engine that has stopped answers from within `submit`
 
     def begin(self, engine: TargetThread, deliver: Deliver, failed: Callable[[Run], None], caller: Reply) -> None:
@@ -101,7 +102,7 @@ class Run:
         return context.ids[context.prompt_len : self._num_taken]
 
     def answer_if_due(self) -> None:
-        """Answer a caller whose hold is over, since the next step may be waiting for blocks or for its grammar."""
+        """Answer the caller if the hold is over, since the next step may be waiting for blocks or for its grammar."""
         if self._caller and self._ready:  # checked again under the lock
             with self._lock:
                 if self._is_due:
@@ -119,7 +120,7 @@ class Run:
                 self._proposer.close()
 
     def _call(self, start: int) -> None:
-        """Make the next step. start: the first position whose token the engine lacks. Call with the lock."""
+        """Make the next step. start: the first position whose token the engine lacks. Caller holds the lock."""
         self._is_busy, self._called_s = True, time.monotonic()
         if self._matcher is None:
             self._submit(start, self._next[0])
@@ -143,7 +144,7 @@ class Run:
         self._answered(Proposal.empty(), False, guided if isinstance(guided, ServingError) else Unavailable(RELEASED))
 
     def _submit(self, start: int, proposal: Proposal, legal: BoolArray | None = None) -> None:
-        """Submit the next step; legal: its masks, if there is a grammar. Call with the lock."""
+        """Submit the next step; legal: its masks, if there is a grammar. Caller holds the lock."""
         options = self._next[1]
         first, context = self.request.delta, self._drafting.context
         delta, sampling = delta_of(context, start, first.sequence_id, first.cache_salt), self.request.sampling
@@ -175,7 +176,7 @@ class Run:
         )
 
     def _answered(self, proposal: Proposal, is_compiled: bool, answer: Acceptance | list[Step] | ServingError) -> None:
-        """Take the answer to one or several steps, on the engine's thread; the next step is proposed after the pass.
+        """Note the answer to one or several steps, on the engine's thread; the next tree is proposed after the pass.
 
         is_compiled: native code drafted for the steps, if there are several.
         """
@@ -255,14 +256,14 @@ class Run:
         return time.monotonic() - self._answered_s >= self._hold_s()
 
     def _go_on(self) -> None:
-        """Make the next step unless the run is too far ahead, and answer the caller if due; call with the lock."""
+        """Make the next step unless the run is too far ahead, and answer the caller if due. Caller holds the lock."""
         if not (self._has_stopped or self._is_busy) and len(self._ready) < MAX_AHEAD:
             self._call(len(self._drafting.context) - 1)
         if not self._is_busy or self._is_due:
             self._answer()
 
     def _answer(self) -> None:
-        """Answer the caller, if there is one, with the steps that it does not have yet; call with the lock."""
+        """Answer the caller, if there is one, with the steps that it does not have yet. Caller holds the lock."""
         if not self._caller:
             return
         if self._ready:

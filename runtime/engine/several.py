@@ -21,13 +21,13 @@ StepCall = EngineCall[StepRequest]
 #: The calls of a pass, each with the part that the pass computes.
 Planned = list[tuple[StepCall, Segment]]
 
-#: If a pass has at least this many native steps for each step that Python decides, the latter get a pass of their own:
-#: an extra pass is cheaper than answering all of the native steps.
+#: If there are at least this many native steps for each step that Python decides, the latter get a pass of their own:
+#: an extra pass is cheaper than answering all native steps.
 NATIVE_PER_STEP = 3
 
 
 class Burst(NamedTuple):
-    """What native code may still do for a call. limit_s: no step begins after this time."""
+    """What native code may still do for a call. limit_s: seconds from now after which no step begins."""
 
     continuation: Continuation
     max_steps: int
@@ -55,10 +55,13 @@ def is_short(call: StepCall) -> bool:
     return is_step(call) and draft_of(call).tree.num_nodes <= STEP_TOKENS
 
 
-def apart(steps: Planned) -> tuple[Planned, Planned]:
-    """Return the steps of one pass, and those that Python decides if they are few enough for a pass of their own."""
-    native, few = ([each for each in steps if is_native(each[0].request) is wanted] for wanted in (True, False))
-    return (native, few) if sampler() and len(native) >= NATIVE_PER_STEP * len(few) else (steps, [])
+def split_native(steps: Planned) -> tuple[Planned, Planned]:
+    """Return the steps for native code, and those that Python decides in a pass of its own.
+
+    If the latter are too many for that, all steps share one pass: the second list is empty.
+    """
+    native, python = ([each for each in steps if is_native(each[0].request) is wanted] for wanted in (True, False))
+    return (native, python) if sampler() and len(native) >= NATIVE_PER_STEP * len(python) else (steps, [])
 
 
 def has_prompts(planned: Planned) -> bool:

@@ -42,8 +42,8 @@ class TargetEngine(PagedEngine[StepRequest]):
         super().__init__(paged)
         self.pressure = BlockPressure(paged.sequences, self._on_preempt)
         self._calls: list[StepCall] = []
-        self._long_s = 0.0  # time of the last pass of prompts and large drafts
-        self._few_s = 0.0  # time of the last separate pass of steps that Python decides
+        self._long_pass_s = 0.0  # time of the last pass of prompts and large drafts
+        self._python_pass_s = 0.0  # time of the last separate pass of steps that Python decides
         self._owed_s = 0.0  # time that the other steps may still take before the next large draft
 
     def advance(self, calls: list[StepCall]) -> list[StepCall]:
@@ -110,9 +110,9 @@ class TargetEngine(PagedEngine[StepRequest]):
         if self._owed_s > 0.0 and not several.has_prompts(long):
             self.progress.num_calls -= len(long)  # they wait for a later pass
         else:
-            steps = several.not_due(steps, began_s + self._long_s)
+            steps = several.not_due(steps, began_s + self._long_pass_s)
             self._run_pass(long, 0.0, has_prompts=True, num_beside=len(steps))
-            self._owed_s = self._long_s = time.monotonic() - began_s
+            self._owed_s = self._long_pass_s = time.monotonic() - began_s
             if not steps:
                 return
             self.progress.num_passes += 1
@@ -125,21 +125,21 @@ class TargetEngine(PagedEngine[StepRequest]):
     def _run_steps(self, steps: Planned, limit_s: float, num_beside: int = 0) -> None:
         """Run a pass of steps, or a burst until limit_s is over.
 
-        If only a few of the steps are decided by Python, these get a pass of their own first, and the others may then
-        continue for as long as it took. Otherwise all would have to be answered, and an answer and the next proposal
-        take Python as long as a row.
+        If Python decides only a few of the steps, these get a pass of their own first, and the others may then continue
+        for as long as it took. In a common pass all would have to be answered, and an answer and the next proposal cost
+        as much time in Python as a row in the pass.
         """
-        native, few = several.apart(steps)
-        if few:
+        native, python = several.split_native(steps)
+        if python:
             began_s = time.monotonic()
-            native = several.not_due(native, began_s + self._few_s)
-            self._run_pass(few, 0.0, num_beside=len(native) + num_beside)
-            self._few_s = time.monotonic() - began_s
+            native = several.not_due(native, began_s + self._python_pass_s)
+            self._run_pass(python, 0.0, num_beside=len(native) + num_beside)
+            self._python_pass_s = time.monotonic() - began_s
             if not native:
                 return
             self.progress.num_passes += 1
-            limit_s = min(limit_s, self._few_s)
-        self._run_pass(native, limit_s, num_beside=len(few) + num_beside)
+            limit_s = min(limit_s, self._python_pass_s)
+        self._run_pass(native, limit_s, num_beside=len(python) + num_beside)
 
     def _run_pass(self, planned: Planned, limit_s: float, has_prompts: bool = False, num_beside: int = 0) -> None:
         """Run a pass, or a burst until limit_s is over; answer the calls that are complete.

@@ -45,12 +45,10 @@ class GuidedSequence:
 
     def follow(self, delta: Delta) -> None:
         """Take the new tokens; raises UnknownSequence if the tokens before them differ from the sender's."""
-        start, context = delta.context_start, self.context
-        if start > len(context) or context.rolling_hash(start) != delta.context_hash:
-            raise UnknownSequence(f"tokens before {start} of sequence {delta.sequence_id}")
-        context.truncate(start)
-        context.commit(delta.context_ids.tolist())
-        self.matcher.follow(context.ids[delta.prompt_len :])
+        delta.check_follows(self.context)
+        self.context.truncate(delta.context_start)
+        self.context.commit(delta.context_ids.tolist())
+        self.matcher.follow(self.context.ids[delta.prompt_len :])
 
 
 class TargetThread(EngineThread[StepRequest]):

@@ -36,8 +36,8 @@ class EngineThread(Generic[Request]):
         self._prepare = prepare
         # Calls, ids of sequences that have ended, and None to stop.
         self._inbox: queue.SimpleQueue[EngineCall[Request] | int | None] = queue.SimpleQueue()
-        # Guards the inbox: every call enters it before the thread empties it for the last time, or is refused; and
-        # progress.num_waiting is the number of its items.
+        # Guards the inbox: a call enters it before the thread empties it for the last time, or is refused; and
+        # progress.num_waiting includes the number of its items.
         self._lock = threading.Lock()
         self._calls: list[EngineCall[Request]] = []
         self._after_pass: Callable[[], None] = lambda: None
@@ -88,7 +88,7 @@ class EngineThread(Generic[Request]):
             self._put(sequence_id)
 
     def watch(self, report: Callable[[EngineStatus], None]) -> None:
-        """Call `report` with the engine's figures every REPORT_S, on the engine's thread; it must not raise."""
+        """Call `report` with the engine's status every REPORT_S, on the engine's thread; it must not raise."""
         self._report = report
 
     def after_pass(self, action: Callable[[], None]) -> None:
@@ -111,11 +111,11 @@ class EngineThread(Generic[Request]):
         self._thread.join(timeout_s)
 
     def status(self) -> EngineStatus:
-        """Return the engine's figures; they are consistent with one another on the engine's thread only."""
+        """Return the engine's status; its numbers are consistent with one another on the engine's thread only."""
         return self._passes.status()
 
     def _put(self, item: EngineCall[Request] | int | None) -> None:
-        """Put an item into the inbox; call with the lock."""
+        """Put an item into the inbox. Caller holds the lock."""
         self._inbox.put(item)
         self._passes.progress.add_waiting(1)
 

@@ -153,10 +153,10 @@ def choose_threads(paged: PagedModel) -> int:
     return best
 
 
-def _fixed_threads(most: int) -> int | None:
-    """Return the number of threads that OMP_NUM_THREADS sets; None if it sets no number."""
+def _fixed_threads(max_threads: int) -> int | None:
+    """Return the number of threads that OMP_NUM_THREADS sets, within 1..max_threads; None if it sets no number."""
     text = os.environ.get("OMP_NUM_THREADS", "")
-    return min(max(int(text), 1), most) if text.isdigit() else None
+    return min(max(int(text), 1), max_threads) if text.isdigit() else None
 
 
 def _pass_s(paged: PagedModel, threads: int) -> float:

@@ -133,19 +133,19 @@ class Pass(Generic[AnySegment]):
         return self._row([[s.sequence.slot(s.first + i) for i in range(s.num_tokens)] for s in self.segments])[0]
 
     @cached_property
-    def _is_run(self) -> list[bool]:
-        return [s.sequence.is_run() for s in self.segments]
+    def _is_contiguous(self) -> list[bool]:
+        return [s.sequence.is_contiguous() for s in self.segments]
 
     def _row(self, parts: list[list[int]]) -> Tensor:
         return torch.tensor([[x for part in parts for x in part]], device=self.device)
 
     def cached(self, index: int, store: Tensor, block_tokens: int) -> Tensor:
-        """Return the keys or values of segment `index`, (kv_heads, num_slots, head_dim); a view if they are a run.
+        """Return the keys or values of segment `index`, (kv_heads, num_slots, head_dim): a view of contiguous blocks.
 
-        store: (kv_heads, slots, head_dim), one layer's keys or values.
+        They are a copy if the blocks are scattered. store: (kv_heads, slots, head_dim), one layer's keys or values.
         """
         segment = self.segments[index]
-        if self._is_run[index]:
+        if self._is_contiguous[index]:
             start = segment.sequence.slot(0)
             return store[:, start : start + segment.num_slots]
         if index not in self._blocks:

@@ -74,9 +74,9 @@ class BlockPool:
         return block
 
     def allocate(self, count: int, after: int | None) -> list[int]:
-        """Hold `count` blocks without content, if possible as one run (consecutive blocks) after block `after`.
+        """Hold `count` blocks without content: if possible consecutive ones, after block `after` if it is given.
 
-        Attention reads a run without a copy. Raises Unavailable when too few blocks are free or cached.
+        Attention reads consecutive blocks without a copy. Raises Unavailable when too few blocks are free or cached.
         """
         available = self.num_available
         if count > available:
@@ -120,17 +120,20 @@ class BlockPool:
             return after + 1
         if not self.num_free:
             self._evict()
-        return self._longest_free_run()
+        return self._middle_of_longest_gap()
 
     def _evict(self) -> None:
-        """Free an eighth of the pool, the least recently used blocks, so that old runs become free as a whole."""
+        """Free an eighth of the pool, the least recently used blocks, so that many consecutive ones become free."""
         for _ in range(min(max(self.num_blocks // 8, 1), len(self._cached))):
             block, _ = self._cached.popitem(last=False)
             del self._blocks[self._keys.pop(block).digest]
             self._mark_free(block, True)
 
-    def _longest_free_run(self) -> int:
-        """Return the middle block of the longest free run, so that the sequence before it can grow as a run too."""
+    def _middle_of_longest_gap(self) -> int:
+        """Return the middle one of the most free blocks in a row, so that the sequence before them can grow, too.
+
+        At the beginning of the pool, where no sequence is before them, return the first one.
+        """
         free = np.flatnonzero(self._free)
         starts = np.flatnonzero(np.diff(free, prepend=-2) != 1)
         lengths = np.diff(starts, append=len(free))

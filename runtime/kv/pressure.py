@@ -52,7 +52,7 @@ class BlockPressure:
         return missing + MARGIN * num_others <= self._sequences.pool.num_available
 
     def _preempt_for(self, sequence: CachedSequence, missing: int) -> bool:
-        """Preempt the youngest sequences until `missing` blocks are available; preempt none if there are too few."""
+        """Preempt the youngest sequences until `missing` blocks are available; if all were not enough, return False."""
         pool = self._sequences.pool
         younger = [other for other in self._sequences.holders() if other.number > sequence.number]
         kept = {block for other in self._sequences.holders() if other not in younger for block in other.blocks}

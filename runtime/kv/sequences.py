@@ -47,10 +47,8 @@ class CachedSequence:
 
         Raises UnknownSequence when the tokens before delta.context_start differ from the sender's.
         """
-        start = delta.context_start
-        if start > len(self.context) or self.context.rolling_hash(start) != delta.context_hash:
-            raise UnknownSequence(f"tokens before {start} of sequence {self.sequence_id}")
-        new = delta.context_ids.tolist()
+        delta.check_follows(self.context)
+        start, new = delta.context_start, delta.context_ids.tolist()
         pairs = enumerate(zip(self.ids[start:], new, strict=False))
         common = next((start + i for i, (a, b) in pairs if a != b), min(len(self.ids), start + len(new)))
         self.context.truncate(common)
@@ -76,7 +74,7 @@ class CachedSequence:
         self.publish(num_known + len(tokens))
 
     def adopt(self) -> None:
-        """Hold the published blocks that match the first tokens of this sequence, which holds none."""
+        """Hold the published blocks that match the first tokens; only for a sequence that holds no blocks."""
         size = self._pool.block_tokens
         for start in range(0, len(self.context) - size, size):
             key = self._keys[-1].child(self.ids[start : start + size])
@@ -93,11 +91,10 @@ class CachedSequence:
             last = self.blocks[-1] if self.blocks else None
             self.blocks += self._pool.allocate(missing, last)
 
-    def reserve_up_to(self, num_slots: int) -> int:
-        """Hold blocks for `num_slots` slots if the pool has them; return for how many of these it holds blocks."""
+    def reserve_up_to(self, num_slots: int) -> None:
+        """Hold blocks for `num_slots` slots if the pool has them."""
         with suppress(Unavailable):
             self.reserve(num_slots)
-        return min(num_slots, len(self.blocks) * self._pool.block_tokens)
 
     def publish(self, num_committed: int) -> None:
         """Publish the blocks that are full of computed, committed tokens, so that other sequences can find them."""
@@ -124,7 +121,7 @@ class CachedSequence:
         self._pool.release(self.blocks)
         self.blocks = []
 
-    def is_run(self) -> bool:
+    def is_contiguous(self) -> bool:
         """True when the blocks are consecutive in memory."""
         first = self.blocks[0]
         return self.blocks == list(range(first, first + len(self.blocks)))
@@ -200,7 +197,7 @@ class SequenceTable:
         return sequence.number if sequence else self._num_begun + 1
 
     def blocks_of(self, sequence_id: int) -> list[int]:
-        """Return the blocks that a sequence holds; none if it is unknown."""
+        """Return the blocks that a sequence holds; empty if it is unknown."""
         sequence = self._live.get(sequence_id)
         return sequence.blocks if sequence else []
 

@@ -12,11 +12,11 @@ SLOW = 1.5
 #: A number that was quicker than the best, or has just ceased to be the best, is tried again after this many passes.
 SOON = 4
 #: The weight of the newest time in the mean of its size, and in the current slowness of its number of threads. The time
-#: is capped at MOST_OF_MEAN times the expected one, since something else may have held the pass up.
-NEWEST, NEWEST_SLOWNESS, MOST_OF_MEAN = 0.1, 0.25, 2.0
+#: is capped at MAX_RATIO_TO_MEAN times the expected one, since something else may have held the pass up.
+NEWEST, NEWEST_SLOWNESS, MAX_RATIO_TO_MEAN = 0.1, 0.25, 2.0
 #: Of the first NUM_FIRST passes with a number of threads, the quickest counts. No pass is taken to be quicker than
-#: LEAST_S.
-NUM_FIRST, LEAST_S = 3, 1e-9
+#: MIN_PASS_S.
+NUM_FIRST, MIN_PASS_S = 3, 1e-9
 #: A pass reads the weights once, which takes about as long as this many additional rows.
 ROWS_OF_WEIGHTS = 4
 
@@ -49,7 +49,7 @@ class ThreadChoice:
 
     def observe(self, num_rows: int, num_threads: int, seconds: float) -> None:
         """Count a pass that took `seconds`."""
-        row_s = max(seconds, LEAST_S) / (num_rows + ROWS_OF_WEIGHTS)
+        row_s = max(seconds, MIN_PASS_S) / (num_rows + ROWS_OF_WEIGHTS)
         self._size(num_rows).observe(self._numbers.index(num_threads), row_s)
 
     def _size(self, num_rows: int) -> _Size:
@@ -101,7 +101,7 @@ class _Size:
         if self._num_passes[place] < NUM_FIRST:
             self._means_s[place] = min(own_s, mean_s or own_s)
         else:
-            seconds = min(seconds, MOST_OF_MEAN * self._expected_s(place))
+            seconds = min(seconds, MAX_RATIO_TO_MEAN * self._expected_s(place))
             self._means_s[place] += NEWEST * (seconds / self._slowness[place] - mean_s)
             self._slowness[place] += NEWEST_SLOWNESS * (seconds / mean_s - self._slowness[place])
         self._num_passes[place] += 1

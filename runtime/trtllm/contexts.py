@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Container
 
 from orchestrator.core.context import Context
-from orchestrator.core.errors import UnknownSequence
 from orchestrator.wire.context import Delta
 
 #: How long a sequence may go without a call. Dropping a live one costs one extra message; keeping one, a few kilobytes.
@@ -29,10 +28,9 @@ class Contexts:
 
     def join(self, delta: Delta, now_s: float) -> list[int]:
         """Return the whole committed context; raises UnknownSequence when the tokens before the delta are not known."""
-        context, start = self._contexts.get(delta.sequence_id, Context([])), delta.context_start
-        if start > len(context) or context.rolling_hash(start) != delta.context_hash:
-            raise UnknownSequence(f"tokens before {start} of sequence {delta.sequence_id}")
-        context.truncate(start)
+        context = self._contexts.get(delta.sequence_id, Context([]))
+        delta.check_follows(context)
+        context.truncate(delta.context_start)
         context.commit(delta.context_ids.tolist())
         self._contexts[delta.sequence_id] = context
         self._used_s[delta.sequence_id] = now_s

@@ -176,7 +176,7 @@ class HeadEngine(ABC):
     def continued(self, request: DraftRequest, context: Context, num_ahead: int) -> ContinuedDraft | None:
         """Return how native code can continue drafting after a context; None: the head has not read all of it.
 
-        request: an earlier call. num_ahead: the most tokens that the burst may commit.
+        request: an earlier call. num_ahead: maximum tokens that the burst may commit.
         """
         return ContinuedDraft(self.draft_after(request, context), len(context))
 

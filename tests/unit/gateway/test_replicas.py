@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway.metrics import Metrics
-from gateway.replicas import Replicas, Visit
+from gateway.replicas import InFlight, Replicas
 from gateway.settings import Settings, SettingsError
 from gateway.triton import Late
 from tests.support.standin_replica import Fault, StandInReplica, text_of
@@ -69,13 +69,13 @@ async def two_streams(made: list[StandInReplica], replicas: Replicas, silence: F
     made[0].pace_s = 0.05
     made[0].faults = [None, silence]
     long = asyncio.create_task(text(generation(replicas, max_tokens=40)))
-    while not any(visit.first_s < math.inf for visit in made_visits(replicas)):
+    while not any(request.first_response_s < math.inf for request in in_flight(replicas)):
         await asyncio.sleep(0.01)
     return await asyncio.gather(long, text(generation(replicas)))
 
 
-def made_visits(replicas: Replicas) -> list[Visit]:
-    return [visit for replica in replicas.all.values() for visit in replica.visits]
+def in_flight(replicas: Replicas) -> list[InFlight]:
+    return [request for replica in replicas.all.values() for request in replica.in_flight]
 
 
 def test_a_preempted_stream_waits_while_older_ones_are_answered() -> None:

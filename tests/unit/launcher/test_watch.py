@@ -124,9 +124,9 @@ def test_a_process_that_hangs_is_healed_at_once_though_nobody_reaps_it(watched: 
 def test_a_process_that_has_never_beaten_is_none_that_hangs(tmp_path: Path) -> None:
     """It may still be loading, or be none of ours."""
     silence = module.Silence(tmp_path)
-    assert [silence.looks(psutil.Process()) for _ in range(3)] == [0, 0, 0]
+    assert [silence.poll(psutil.Process()) for _ in range(3)] == [0, 0, 0]
     Heartbeat(tmp_path).beat()
-    assert [silence.looks(psutil.Process()) for _ in range(3)] == [0, 1, 2]
+    assert [silence.poll(psutil.Process()) for _ in range(3)] == [0, 1, 2]
 
 
 def test_a_silent_model_is_named_before_it_is_killed(

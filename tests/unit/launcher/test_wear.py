@@ -10,7 +10,7 @@ import pytest
 
 from launcher import wear as module
 from launcher.triton_process import StartError
-from launcher.wear import IDLE_LOOKS, MOST_DEATHS, WORN_DEATHS, Wear
+from launcher.wear import IDLE_POLLS, MAX_DEATHS, WORN_DEATHS, Wear
 from orchestrator.deployment.drain_state import Drain
 from orchestrator.triton.places import SharedPlaces, Taking
 from tests.support.hanging import until
@@ -43,22 +43,22 @@ def deployment(tmp_path: Path) -> Deployment:
 
 def test_few_deaths_are_no_reason(deployment: Deployment) -> None:
     deployment.die(WORN_DEATHS - 1)
-    assert deployment.looks(2 * IDLE_LOOKS) == {""} and not deployment.drain.is_requested
+    assert deployment.looks(2 * IDLE_POLLS) == {""} and not deployment.drain.is_requested
 
 
 def test_after_many_it_is_replaced_once_no_request_has_run_for_some_looks(deployment: Deployment) -> None:
     deployment.die(WORN_DEATHS)
     deployment.begin_request()
-    assert deployment.looks(2 * IDLE_LOOKS) == {""}
+    assert deployment.looks(2 * IDLE_POLLS) == {""}
     deployment.places.give_back(1)
-    assert deployment.looks(IDLE_LOOKS - 1) == {""} and not deployment.drain.is_requested
+    assert deployment.looks(IDLE_POLLS - 1) == {""} and not deployment.drain.is_requested
     why = "16 processes of models have died since Triton was started, which keeps their threads; no request runs"
     assert deployment.wear.why_replace() == why
     assert deployment.drain.is_requested, "a request that came now would be lost"
     assert deployment.wear.finish_requests() and deployment.lines == []
     deployment.wear.accept_requests()
     deployment.wear.restart()
-    assert not deployment.drain.is_requested and deployment.looks(2 * IDLE_LOOKS) == {""}
+    assert not deployment.drain.is_requested and deployment.looks(2 * IDLE_POLLS) == {""}
 
 
 def test_a_request_that_comes_at_the_last_moment_runs_on(
@@ -71,16 +71,16 @@ def test_a_request_that_comes_at_the_last_moment_runs_on(
     deployment.die(WORN_DEATHS)
     with monkeypatch.context() as patch:
         patch.setattr(module, "wait_until_idle", wait)
-        assert deployment.looks(IDLE_LOOKS) == {""} and not deployment.drain.is_requested
-    assert deployment.looks(IDLE_LOOKS - 1) == {""}, "it waits for the next moment like this"
+        assert deployment.looks(IDLE_POLLS) == {""} and not deployment.drain.is_requested
+    assert deployment.looks(IDLE_POLLS - 1) == {""}, "it waits for the next moment like this"
     assert "no request runs" in deployment.wear.why_replace()
 
 
 def test_without_such_a_moment_it_is_replaced_after_a_drain(deployment: Deployment) -> None:
     deployment.wear._limit_s = 0.2
     deployment.begin_request()
-    deployment.die(MOST_DEATHS - 1)
-    assert deployment.looks(2 * IDLE_LOOKS) == {""}
+    deployment.die(MAX_DEATHS - 1)
+    assert deployment.looks(2 * IDLE_POLLS) == {""}
     deployment.die(1)
     assert "48 processes" in (why := deployment.wear.why_replace()) and "requests have run all the time" in why
     assert not deployment.drain.is_requested
@@ -90,15 +90,15 @@ def test_without_such_a_moment_it_is_replaced_after_a_drain(deployment: Deployme
 
 
 def test_a_server_that_is_being_stopped_is_left_alone(deployment: Deployment) -> None:
-    deployment.die(MOST_DEATHS)
+    deployment.die(MAX_DEATHS)
     deployment.is_stopped = True
-    assert deployment.looks(2 * IDLE_LOOKS) == {""}
+    assert deployment.looks(2 * IDLE_POLLS) == {""}
     assert not deployment.wear.finish_requests()
 
 
 def test_an_operator_s_drain_outlives_a_replacement(deployment: Deployment) -> None:
     deployment.die(WORN_DEATHS)
-    assert any(deployment.looks(IDLE_LOOKS))
+    assert any(deployment.looks(IDLE_POLLS))
     deployment.drain.begin()
     deployment.wear.accept_requests()
     assert deployment.drain.is_requested

@@ -348,9 +348,9 @@ def test_the_wait_for_passes_of_others_is_not_the_cost_of_a_step() -> None:
     meter = Meter(costs)
     for _ in range(20):
         meter.begin(1)
-        meter.sent(Proposal.empty())
+        meter.end(Proposal.empty())
         clock.now_s += 3.0
-        meter.answered(TokenTree.bare(), Acceptance((), 1, queue_us=2_000_000))
+        meter.observe(TokenTree.bare(), Acceptance((), 1, queue_us=2_000_000))
     surface = costs.surface()
     assert surface
     assert surface.seconds[0] == pytest.approx(1.0)
@@ -364,18 +364,18 @@ def test_a_pause_says_beforehand_how_many_steps_are_plain_and_they_may_be_made_t
     for number in range(100):
         meter.begin(1)
         tree = drafted if number % 3 else TokenTree.bare()
-        meter.sent(Proposal.of(tree, ""))
+        meter.end(Proposal.of(tree, ""))
         clock.now_s += 4.0 if number % 3 else 1.0
-        meter.answered(tree, Acceptance((), 1))
+        meter.observe(tree, Acceptance((), 1))
         if meter.num_plain:
             break
     num_plain = meter.num_plain
     assert num_plain == FIRST_PAUSE
     assert meter.begin(1) is None
-    meter.sent(Proposal.empty())
+    meter.end(Proposal.empty())
     clock.now_s += 0.5 * num_plain
     for _ in range(num_plain):
-        meter.answered(TokenTree.bare(), Acceptance((), 1))
+        meter.observe(TokenTree.bare(), Acceptance((), 1))
     assert meter.num_plain == 0
     surface = meter.begin(1)
     assert surface

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.core.proposal import Proposal, Step
-from orchestrator.core.step_costs import MOST_ENTERED, PLAIN, StepCosts
+from orchestrator.core.step_costs import MAX_ENTERED, PLAIN, StepCosts
 from orchestrator.core.surfaces import Curve, PassCosts
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, PassLoad
@@ -24,11 +24,11 @@ def resting(draft_s: float) -> list[int]:
     for _ in range(12):
         meter.begin(1)
         clock.now_s += draft_s
-        meter.sent(Proposal.empty(), first_rest=1)
+        meter.end(Proposal.empty(), first_rest=1)
         lengths.append(meter.num_plain)
         clock.now_s += 0.5 + 1.0 * max(lengths[-1], 1)
         for _ in range(max(lengths[-1], 1)):
-            meter.answered(TokenTree.bare(), Acceptance((), 1))
+            meter.observe(TokenTree.bare(), Acceptance((), 1))
     return lengths
 
 
@@ -46,10 +46,10 @@ def test_a_draft_ends_the_rests() -> None:
     meter, drafted, lengths = Meter(costs), Proposal.chain([1], "suffix"), list[int]()
     for proposal in [Proposal.empty()] * 4 + [drafted] + [Proposal.empty()] * 2:
         meter.begin(1)
-        meter.sent(proposal, first_rest=1)
+        meter.end(proposal, first_rest=1)
         lengths.append(meter.num_plain)
         for _ in range(max(lengths[-1], 1)):
-            meter.answered(proposal.tree, Acceptance((), 1))
+            meter.observe(proposal.tree, Acceptance((), 1))
     assert lengths == [0, 1, 2, 4, 0, 1, 2]
 
 
@@ -60,9 +60,9 @@ def test_no_rest_is_made_where_looking_for_a_draft_costs_nothing() -> None:
     meter = Meter(costs)
     for _ in range(20):
         meter.begin(1)
-        meter.sent(Proposal.empty(), first_rest=1)
+        meter.end(Proposal.empty(), first_rest=1)
         assert not meter.num_plain
-        meter.answered(TokenTree.bare(), Acceptance((), 1))
+        meter.observe(TokenTree.bare(), Acceptance((), 1))
 
 
 def test_a_ledger_in_debt_pauses_and_pauses_longer_the_next_time() -> None:
@@ -102,11 +102,11 @@ def test_a_text_without_a_draft_is_as_fast_as_plain_decoding(single_s: float, lo
     meter, num_steps = Meter(StepCosts(clock)), 0
     while num_steps < 6400:
         clock.now_s += look_s if meter.begin(1) else 0.0
-        meter.sent(Proposal.empty(), first_rest=1)
+        meter.end(Proposal.empty(), first_rest=1)
         together = min(max(meter.num_plain, 1), LONGEST_REST)
         clock.now_s += single_s - 1.0 + together
         for _ in range(together):
-            meter.answered(TokenTree.bare(), Acceptance((), 1))
+            meter.observe(TokenTree.bare(), Acceptance((), 1))
         num_steps += together
     assert clock.now_s <= 1.025 * num_steps * (LONGEST_REST + single_s - 1.0) / LONGEST_REST
 
@@ -172,10 +172,10 @@ def test_a_machine_that_becomes_slower_leaves_the_sizes_that_are_not_tried_their
     """Of 1, 6 and 16 rows the last is measured on the quick machine alone; it was taken to be cheap from then on."""
     for _ in range(100):
         for num_rows in (1, 6, 16):
-            costs.observe_made(num_rows, 1, 1, 0.8 + 0.2 * num_rows, None)
+            costs.observe_compiled(num_rows, 1, 1, 0.8 + 0.2 * num_rows, None)
     for _ in range(60):
         for num_rows in (1, 6):
-            costs.observe_made(num_rows, 1, 1, 2 * (0.8 + 0.2 * num_rows), None)
+            costs.observe_compiled(num_rows, 1, 1, 2 * (0.8 + 0.2 * num_rows), None)
     surface = costs.surface()
     assert surface
     assert surface.seconds[15] / surface.seconds[0] > 3.0  # 4 by now, and 2 by the times alone
@@ -185,8 +185,8 @@ def test_a_machine_that_becomes_slower_leaves_the_sizes_that_are_not_tried_their
 def test_what_steps_show_corrects_what_was_measured_at_load() -> None:
     costs = measured(0.2)
     for _ in range(400):
-        costs.observe_made(1, 1, 1, 1.0, None)
-        costs.observe_made(4, 1, 1, 3.0, None)
+        costs.observe_compiled(1, 1, 1, 1.0, None)
+        costs.observe_compiled(4, 1, 1, 3.0, None)
     surface = costs.surface()
     assert surface
     assert 1.9 < surface.seconds[3] / surface.seconds[0] < 3.0
@@ -219,7 +219,7 @@ def test_passes_behind_long_contexts_teach_nothing_of_the_rows() -> None:
     costs = with_contexts()
     for number in range(200):
         load, seconds = load_of([640], 1 + 3 * (number % 2))
-        costs.observe_made(load.num_rows, 1, 1, seconds, load)
+        costs.observe_compiled(load.num_rows, 1, 1, seconds, load)
     surface = costs.surface()
     assert surface
     assert surface.seconds[[0, 3, 9]].tolist() == pytest.approx([1.1, 1.4, 2.0], rel=0.01)
@@ -229,7 +229,7 @@ def test_the_contexts_of_the_others_are_part_of_the_pass() -> None:
     costs = with_contexts()
     for _ in range(200):
         load, seconds = load_of([640] * 4, 1)
-        costs.observe_made(1, 4, 1, seconds, load)
+        costs.observe_compiled(1, 4, 1, seconds, load)
     surface = costs.surface(640)
     assert surface
     assert surface.seconds[0] == pytest.approx(load_of([640] * 4, 1)[1], rel=0.01)
@@ -241,7 +241,7 @@ def test_requests_with_short_and_long_contexts_agree_on_what_their_pass_costs(nu
     costs, context_lens = with_contexts(), [1920, *[128] * num_short]
     for _ in range(200):
         load, seconds = load_of(context_lens, 1)
-        costs.observe_made(1, len(context_lens), 1, seconds, load)
+        costs.observe_compiled(1, len(context_lens), 1, seconds, load)
     surfaces = costs.surface(1920), costs.surface(128)
     assert [surface and float(surface.seconds[0]) for surface in surfaces] == pytest.approx([seconds] * 2, rel=0.01)
 
@@ -250,16 +250,16 @@ def test_a_request_alone_does_not_pay_for_the_long_context_before_it() -> None:
     costs = with_contexts()
     for _ in range(50):
         load, seconds = load_of([1920], 1)
-        costs.observe_made(1, 1, 1, seconds, load)
+        costs.observe_compiled(1, 1, 1, seconds, load)
     surface = costs.surface(128)
     assert surface and surface.seconds[0] == pytest.approx(load_of([128], 1)[1], rel=0.01)
 
 
 def test_passes_of_which_another_request_drafts_are_no_plain_ones() -> None:
     costs = StepCosts(Clock())
-    costs.observe_made(1, 2, 1, 1.0, PassLoad(num_rows=9, num_steps=2, mean_rows=4.5, mean_tokens=2.0))
+    costs.observe_compiled(1, 2, 1, 1.0, PassLoad(num_rows=9, num_steps=2, mean_rows=4.5, mean_tokens=2.0))
     assert costs.wants_plain
-    costs.observe_made(1, 2, 1, 1.0, PassLoad(num_rows=2, num_steps=2, mean_rows=1.0, mean_tokens=1.0))
+    costs.observe_compiled(1, 2, 1, 1.0, PassLoad(num_rows=2, num_steps=2, mean_rows=1.0, mean_tokens=1.0))
     assert not costs.wants_plain
 
 
@@ -318,9 +318,9 @@ def test_where_it_is_not_known_what_a_pass_apart_computed_nothing_is_learnt_from
     meter = Meter(costs)
     for num_beside in (0, 15, 15, 15):
         meter.begin(1)
-        meter.sent(Proposal.empty())
+        meter.end(Proposal.empty())
         clock.now_s += 9.0
-        meter.answered(TokenTree.bare(), Acceptance((), 1, num_in_pass=16, num_beside=num_beside))
+        meter.observe(TokenTree.bare(), Acceptance((), 1, num_in_pass=16, num_beside=num_beside))
     surface = costs.surface()
     assert surface and (surface.seconds[0], surface.others_tokens) == (pytest.approx(1.0), 0.0)
 
@@ -330,14 +330,14 @@ def test_a_rest_of_which_a_step_had_a_pass_apart_from_most_others_is_not_measure
     costs = StepCosts(clock)
     costs.observe_plain(4, 1.0)
     meter = Meter(costs)
-    meter.answered(TokenTree.bare(), Acceptance((), 1))
+    meter.observe(TokenTree.bare(), Acceptance((), 1))
     for _ in range(20):
-        meter._ledger.begin_pause(4)
+        meter._ledger.pause = 4
         meter.begin(1)
-        meter.sent(Proposal.empty())
+        meter.end(Proposal.empty())
         clock.now_s += 50.0
         for number in range(4):
-            meter.answered(TokenTree.bare(), Acceptance((), 1, num_in_pass=4, num_beside=3 * (number == 1)))
+            meter.observe(TokenTree.bare(), Acceptance((), 1, num_in_pass=4, num_beside=3 * (number == 1)))
     surface = costs.surface()
     assert surface and surface.seconds[0] == pytest.approx(1.0)
 
@@ -356,7 +356,7 @@ def test_a_pass_of_native_code_is_entered_once_for_all_its_requests(num_steps: i
     for _ in range(100):
         steps = [*(made(16, 2_000_000) for _ in range(num_steps)), made(16, 4_000_000)]
         for _ in range(16):
-            Meter(costs).made(steps)
+            Meter(costs).observe_compiled(steps)
     assert costs._num_passes == 100 * (num_steps + 1)
     surface = costs.surface()
     assert surface and surface.seconds[0] == pytest.approx(2.0 + 2.0 / (num_steps + 1), rel=0.1)
@@ -366,8 +366,8 @@ def test_a_pass_of_native_code_is_entered_once_for_all_its_requests(num_steps: i
 def test_passes_are_remembered_while_requests_may_tell_of_them() -> None:
     costs = StepCosts(Clock())
     for _ in range(3):
-        Meter(costs).made([made(2, 1_000_000) for _ in range(MOST_ENTERED)])
-    assert len(costs._entered) == MOST_ENTERED
+        Meter(costs).observe_compiled([made(2, 1_000_000) for _ in range(MAX_ENTERED)])
+    assert len(costs._entered) == MAX_ENTERED
 
 
 def test_where_native_code_drafts_plain_steps_are_measured_by_their_passes_too() -> None:
@@ -375,15 +375,15 @@ def test_where_native_code_drafts_plain_steps_are_measured_by_their_passes_too()
     clock = Clock()
     costs = StepCosts(clock)
     for _ in range(40):
-        costs.observe_made(1, 1, 1, 1.0, None)
+        costs.observe_compiled(1, 1, 1, 1.0, None)
     meter = Meter(costs)
-    meter.answered(TokenTree.bare(), Acceptance((), 1))
+    meter.observe(TokenTree.bare(), Acceptance((), 1))
     for _ in range(40):
-        meter._ledger.begin_pause(4)
+        meter._ledger.pause = 4
         meter.begin(1)
-        meter.sent(Proposal.empty())
+        meter.end(Proposal.empty())
         clock.now_s += 50.0
         for _ in range(4):
-            meter.answered(TokenTree.bare(), Acceptance((), 1, forward_us=1_500_000))
+            meter.observe(TokenTree.bare(), Acceptance((), 1, forward_us=1_500_000))
     surface = costs.surface()
     assert surface and surface.seconds[0] == pytest.approx(1.5, rel=0.1)

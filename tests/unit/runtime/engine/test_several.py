@@ -326,7 +326,7 @@ def test_what_is_made_does_not_wait_for_a_prompt_beyond_its_hold(engine: TargetE
     engine.advance([call])
     assert call.made
     call.made.answer_by_s = time.monotonic() + 50.0
-    engine._long_s = 100.0
+    engine._long_pass_s = 100.0
     assert engine.advance([call, prompt]) == []
     assert len(sequence.steps) == 1
 

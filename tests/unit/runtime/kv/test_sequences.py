@@ -313,7 +313,7 @@ def test_sequences_that_grow_in_turn_stay_one_run_each() -> None:
     senders = [Sender(i, Context([i])) for i in (1, 2, 3)]
     for _ in range(5):
         for sender in senders:
-            assert run(memory, sender).is_run()
+            assert run(memory, sender).is_contiguous()
             sender.context.commit([7] * SIZE)
 
 
