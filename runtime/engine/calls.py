@@ -32,7 +32,7 @@ Request = TypeVar("Request", StepRequest, DraftRequest)
 
 
 @dataclass(frozen=True, eq=False)
-class SeveralSteps(StepRequest):
+class BurstRequest(StepRequest):
     """A step after which the engine may make more; the answer is a list of steps, or the acceptance of this one alone.
 
     max_steps: maximum number of steps. limit_s: no step begins later than this after the pass of the first one has
@@ -46,7 +46,7 @@ class SeveralSteps(StepRequest):
     sources: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, request: StepRequest, **more: Any) -> SeveralSteps:
+    def of(cls, request: StepRequest, **more: Any) -> BurstRequest:
         """Return the step `request` with the fields that this class adds."""
         return cls(**{each.name: getattr(request, each.name) for each in fields(StepRequest)}, **more)
 
@@ -170,7 +170,7 @@ class Engine(Protocol[Request]):
         """The live sequences; the thread drops those that have ended or are idle."""
 
     def advance(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
-        """Run one pass, or several for SeveralSteps; answer the calls that are complete, and return the others."""
+        """Run one pass, or several for BurstRequest; answer the calls that are complete, and return the others."""
 
 
 def submit_and_wait(submit: Callable[[Request, float, Reply], None], request: Request) -> Answer:

@@ -91,10 +91,10 @@ class DraftEngine(PagedEngine[DraftRequest]):
         )
         return ContinuedDraft(draft, sequence.num_computed, sequence)
 
-    def in_steps(self, drafts: Sequence[NativeDraft]) -> NativeDrafter:
+    def burst_drafter(self, drafts: Sequence[NativeDraft]) -> NativeDrafter:
         """Return what native code needs to call the draft model in a burst."""
         assert isinstance(self.paged.model, NativeModel)
-        return self.paged.model.in_steps(drafts, self.paged.cache)
+        return self.paged.model.burst_drafter(drafts, self.paged.cache)
 
     def _length(self, call: DraftCall) -> int:
         """Return how many tokens to draft: as many as requested, within the draft model's context length."""

@@ -36,7 +36,7 @@ class DraftingEngine(Engine[DraftRequest], Protocol):
         request: an earlier call. num_ahead: maximum tokens that the burst may commit.
         """
 
-    def in_steps(self, drafts: Sequence[NativeDraft]) -> NativeDrafter:
+    def burst_drafter(self, drafts: Sequence[NativeDraft]) -> NativeDrafter:
         """Return what native code needs to call the drafter in a burst."""
 
 

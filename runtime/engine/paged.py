@@ -191,7 +191,7 @@ class PagedEngine(Generic[Request]):
         return self.paged.model.kernels
 
     def advance(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
-        """Run one pass, or several for SeveralSteps; answer the calls that are complete, and return the others."""
+        """Run one pass, or several for BurstRequest; answer the calls that are complete, and return the others."""
         self._open_all(calls)
         opened = [call for call in calls if call.sequence and not call.answered]
         planned = self.paged.plan(opened, self._num_nodes)

@@ -20,7 +20,7 @@ from orchestrator.sampling.guided_drafts import legal_drafts
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.run import RunOptions
 from orchestrator.wire.target import StepRequest
-from runtime.engine.calls import GuidedStep, SeveralSteps
+from runtime.engine.calls import BurstRequest, GuidedStep
 from runtime.engine.target_thread import TargetThread
 from runtime.native.decoding import Continuation
 
@@ -154,7 +154,7 @@ class Run:
             request = GuidedStep.of(request, legal)
         elif start:
             request = self._with_burst(request, proposal.sources)
-        is_compiled = isinstance(request, SeveralSteps) and request.continuation.drafts is not None
+        is_compiled = isinstance(request, BurstRequest) and request.continuation.drafts is not None
         self._engine.submit(request, self.deadline_s, partial(self._answered, proposal, is_compiled))
 
     def _with_burst(self, request: StepRequest, sources: tuple[str, ...]) -> StepRequest:
@@ -167,7 +167,7 @@ class Run:
             return request
         max_tokens = run.limits.budget(context).max_depth + 1
         min_tokens = run.min_tokens - (len(context) - context.prompt_len)
-        return SeveralSteps.of(
+        return BurstRequest.of(
             request,
             max_steps=max_steps,
             limit_s=self._hold_s(),

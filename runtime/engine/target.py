@@ -14,12 +14,12 @@ from orchestrator.core.errors import RequestError
 from orchestrator.core.types import Acceptance
 from orchestrator.native.sampling import requests_of, sampler
 from orchestrator.wire.target import StepRequest
-from runtime.engine import several
+from runtime.engine import bursts
+from runtime.engine.burst_drafters import MAX_STEPS, BurstDrafters
+from runtime.engine.bursts import Planned, StepCall
 from runtime.engine.calls import GuidedStep
-from runtime.engine.drafters_in_steps import MAX_STEPS, DraftersInSteps
 from runtime.engine.loads import load_of, loads_of
 from runtime.engine.paged import PagedEngine, PagedModel
-from runtime.engine.several import Planned, StepCall
 from runtime.engine.verify import VerifyInput, VerifyResult, verify
 from runtime.kv.pressure import BlockPressure
 from runtime.kv.sequences import CachedSequence
@@ -54,7 +54,7 @@ class TargetEngine(PagedEngine[StepRequest]):
             time.sleep(BLOCKS_POLL_S)  # nothing was computed; blocks become free when other sequences call or end
         now_s = time.monotonic()
         for call in left:
-            several.answer_if_due(call, now_s)
+            bursts.answer_if_due(call, now_s)
         return [call for call in left if not call.answered]
 
     def _open_all(self, calls: list[StepCall]) -> None:
@@ -76,7 +76,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         self._others_wait |= call.sequence is None
 
     def _num_nodes(self, call: StepCall) -> int:
-        return several.draft_of(call).tree.num_nodes
+        return bursts.draft_of(call).tree.num_nodes
 
     def _on_preempt(self, sequence: CachedSequence) -> None:
         """Make the call of a sequence that has lost its blocks wait for new ones."""
@@ -92,33 +92,33 @@ class TargetEngine(PagedEngine[StepRequest]):
         drafts wait, but prompts do not, since their first tokens would be late. Steps already made are answered before
         a long pass if their hold would end during it, assuming that it takes as long as the last one.
         """
-        steps, long = ([each for each in planned if several.is_short(each[0]) is wanted] for wanted in (True, False))
+        steps, long = ([each for each in planned if bursts.is_short(each[0]) is wanted] for wanted in (True, False))
         if not isinstance(self.paged.model, NativeModel):
-            self._run_pass(planned, 0.0, has_prompts=several.has_prompts(planned))
+            self._run_pass(planned, 0.0, has_prompts=bursts.has_prompts(planned))
             return
         unanswered = [call for call in self._calls if not call.answered]
         began_s = time.monotonic()
         if not (long and steps):
             # Steps without room in this pass should wait for one pass, not for a burst or for the others' hold.
-            limit_s = math.inf if len(planned) == sum(map(several.is_step, unanswered)) else 0.0
+            limit_s = math.inf if len(planned) == sum(map(bursts.is_step, unanswered)) else 0.0
             if steps:
                 self._run_steps(steps, limit_s)
             else:
-                self._run_pass(long, limit_s, has_prompts=several.has_prompts(long))
+                self._run_pass(long, limit_s, has_prompts=bursts.has_prompts(long))
             self._owed_s = time.monotonic() - began_s if long else 0.0
             return
-        if self._owed_s > 0.0 and not several.has_prompts(long):
+        if self._owed_s > 0.0 and not bursts.has_prompts(long):
             self.progress.num_calls -= len(long)  # they wait for a later pass
         else:
-            steps = several.not_due(steps, began_s + self._long_pass_s)
+            steps = bursts.not_due(steps, began_s + self._long_pass_s)
             self._run_pass(long, 0.0, has_prompts=True, num_beside=len(steps))
             self._owed_s = self._long_pass_s = time.monotonic() - began_s
             if not steps:
                 return
             self.progress.num_passes += 1
         began_s = time.monotonic()
-        may_go_on = len(steps) == sum(several.is_short(call) for call in unanswered if not call.answered)
-        num_beside = sum(several.is_step(call) for call, _ in long)
+        may_go_on = len(steps) == sum(bursts.is_short(call) for call in unanswered if not call.answered)
+        num_beside = sum(bursts.is_step(call) for call, _ in long)
         self._run_steps(steps, self._owed_s if may_go_on else 0.0, num_beside)
         self._owed_s -= time.monotonic() - began_s
 
@@ -129,10 +129,10 @@ class TargetEngine(PagedEngine[StepRequest]):
         for as long as it took. In a common pass all would have to be answered, and an answer and the next proposal cost
         as much time in Python as a row in the pass.
         """
-        native, python = several.split_native(steps)
+        native, python = bursts.split_native(steps)
         if python:
             began_s = time.monotonic()
-            native = several.not_due(native, began_s + self._python_pass_s)
+            native = bursts.not_due(native, began_s + self._python_pass_s)
             self._run_pass(python, 0.0, num_beside=len(native) + num_beside)
             self._python_pass_s = time.monotonic() - began_s
             if not native:
@@ -184,10 +184,10 @@ class TargetEngine(PagedEngine[StepRequest]):
 
     def _decode(self, planned: Planned, limit_s: float) -> list[DecodedSteps] | None:
         """Make a burst in native code, and return the steps of each call; None if that is impossible."""
-        with DraftersInSteps.borrowed(planned, self.progress, self.paged.model.feature_columns) as drafters:
+        with BurstDrafters.borrowed(planned, self.progress, self.paged.model.feature_columns) as drafters:
             if not drafters.are_ready or not (decoding := self._burst(planned, limit_s)):
                 return None
-            segments, drafts = [segment for _, segment in planned], [several.draft_of(call) for call, _ in planned]
+            segments, drafts = [segment for _, segment in planned], [bursts.draft_of(call) for call, _ in planned]
             decoded = self.paged.decode(segments, drafts, decoding._replace(drafters=drafters.uses))
             drafters.settle(decoded)
             return decoded
@@ -197,9 +197,9 @@ class TargetEngine(PagedEngine[StepRequest]):
         compiled, model, now_s = sampler(), self.paged.model, time.monotonic()
         if compiled is None or not isinstance(model, NativeModel):
             return None
-        bursts = [each for call, segment in planned if (each := several.burst_of(call, segment, now_s))]
-        continuations = [each.continuation for each in bursts]
-        if len(bursts) < len(planned) or not has_room(continuations, model.vocab_size):
+        parts = [each for call, segment in planned if (each := bursts.burst_of(call, segment, now_s))]
+        continuations = [each.continuation for each in parts]
+        if len(parts) < len(planned) or not has_room(continuations, model.vocab_size):
             return None
         for continuation, (call, segment) in zip(continuations, planned, strict=True):
             num_nodes = continuation.drafts.max_nodes if continuation.drafts else 0
@@ -209,8 +209,8 @@ class TargetEngine(PagedEngine[StepRequest]):
             requests_of([call.request.sampling for call, _ in planned]),
             compiled.verify_address,
             continuations,
-            min(MAX_STEPS, *(each.max_steps for each in bursts)),
-            min(limit_s, *(each.limit_s for each in bursts)),
+            min(MAX_STEPS, *(each.max_steps for each in parts)),
+            min(limit_s, *(each.limit_s for each in parts)),
             self.progress.num_waiting,
         )
 
@@ -229,7 +229,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         now_s = time.monotonic()
         for (call, _), each in zip(planned, decoded, strict=True):
             call.opened.publish(len(call.opened.ids))
-            several.note(call, each, loads, began_s, now_s)
+            bursts.note(call, each, loads, began_s, now_s)
             if not may_wait:
                 call.answer_made()
 

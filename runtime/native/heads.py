@@ -79,7 +79,7 @@ class NativeHead:
             self._choice.observe(num_rows, num_threads, self.call_s)
         return [_drafted(arrays, place, draft.draws) for place, draft in enumerate(drafts)]
 
-    def in_steps(
+    def burst_drafter(
         self, drafts: Sequence[NativeDraft], cache: KVCache | None = None, max_positions: int = UNLIMITED
     ) -> NativeDrafter:
         """Return what native code needs to call the head in a burst.

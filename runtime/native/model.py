@@ -105,7 +105,7 @@ class NativeModel:
         self._compute(batch, cache, self._library.native_draft_chains, request)
         return [tokens[place * longest :][:length] for place, length in enumerate(lengths)]
 
-    def in_steps(self, drafts: Sequence[NativeDraft], cache: KVCache) -> NativeDrafter:
+    def burst_drafter(self, drafts: Sequence[NativeDraft], cache: KVCache) -> NativeDrafter:
         """Return what native code needs to call the model in a burst, as the target's draft model."""
         num_threads = self.num_threads or self._choice.choose(len(drafts))
         note_time = None if self.num_threads else self._choice.observe

@@ -187,10 +187,10 @@ class HeadEngine(ABC):
             call_after(request, context), TimeBudget(), self._choices(request), [context.root], no_features
         )
 
-    def in_steps(self, drafts: Sequence[NativeDraft]) -> NativeDrafter:
+    def burst_drafter(self, drafts: Sequence[NativeDraft]) -> NativeDrafter:
         """Return what native code needs to call the head in a burst."""
         assert self.native is not None
-        return self.native.in_steps(drafts)
+        return self.native.burst_drafter(drafts)
 
     def _add_level(self, drafts: list[DraftInProgress]) -> None:
         """Add the children of all frontiers; a child of a candidate at depth t has position prefix_len + t."""

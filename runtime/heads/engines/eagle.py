@@ -171,10 +171,10 @@ class EagleEngine(HeadEngine):
         draft = self.draft_after(request, context)
         return ContinuedDraft(replace(draft, blocks=sequence.blocks, gap=sequence.missing_rows), len(context), sequence)
 
-    def in_steps(self, drafts: Sequence[NativeDraft]) -> NativeDrafter:
+    def burst_drafter(self, drafts: Sequence[NativeDraft]) -> NativeDrafter:
         """Return what native code needs to call the head in a burst."""
         assert self.native is not None
-        return self.native.in_steps(drafts, self.cache, self._sequences.max_positions)
+        return self.native.burst_drafter(drafts, self.cache, self._sequences.max_positions)
 
     def logits(self, drafts: list[DraftInProgress]) -> Tensor:
         """Return the logits of the children of all frontiers, (n, V or V_d)."""

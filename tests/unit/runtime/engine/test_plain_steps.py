@@ -18,7 +18,7 @@ from orchestrator.generation.loop import StepsOfRun
 from orchestrator.generation.text import FinishReason, StopRule
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
-from runtime.engine.calls import SeveralSteps
+from runtime.engine.calls import BurstRequest
 from runtime.engine.run import MAX_AHEAD
 from runtime.engine.thread import EngineThread
 from runtime.native.decoding import Continuation
@@ -101,9 +101,9 @@ class Alone:
         bare = StepRequest(delta_of(self.context, 0, 1, ""), TokenTree.bare(), Sampling(), StepOptions(), 60_000)
         self.context.commit([ask(self.engine, bare).next_token])
 
-    def request(self, max_steps: int, limit_s: float = LIMIT_S, **end: Any) -> SeveralSteps:
+    def request(self, max_steps: int, limit_s: float = LIMIT_S, **end: Any) -> BurstRequest:
         delta = delta_of(self.context, len(self.context) - 1, 1, "")
-        return SeveralSteps(
+        return BurstRequest(
             delta,
             TokenTree.bare(),
             Sampling(),

@@ -31,7 +31,7 @@ from orchestrator.wire.context import delta_of
 from orchestrator.wire.message import decode, encode
 from orchestrator.wire.run import RunOptions, TakeSteps, pack_take, unpack_steps
 from orchestrator.wire.target import StepRequest, pack_answer, pack_step, unpack_call
-from runtime.engine.calls import SeveralSteps
+from runtime.engine.calls import BurstRequest
 from runtime.engine.run import MAX_AHEAD, Run
 from runtime.engine.runs import MAX_HOLD_S, Runs
 from tests.support import decode as support
@@ -113,7 +113,7 @@ class Served:
 
         def watched(request: StepRequest, deadline_s: float, on_answer: Any) -> None:
             def noted(answer: Any) -> None:
-                drafts = request.continuation.drafts if isinstance(request, SeveralSteps) else None
+                drafts = request.continuation.drafts if isinstance(request, BurstRequest) else None
                 if drafts and isinstance(answer, list):
                     note(drafts, answer)
                 on_answer(answer)

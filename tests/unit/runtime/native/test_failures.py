@@ -25,7 +25,7 @@ from runtime.engine.target import TargetEngine
 from runtime.native.library import LIBRARY, Shape, load
 from tests.support.engines import make_paged
 from tests.support.tiny_models import make_tiny_target
-from tests.unit.runtime.engine.test_several import Sequence
+from tests.unit.runtime.engine.test_bursts import Sequence
 from tests.unit.runtime.native.test_sanitizers import COMPILER, FLAGS, needs_compiler
 
 HUGE = 1 << 60

@@ -13,7 +13,7 @@ from orchestrator.core.sampling_params import Rule
 from orchestrator.core.types import Acceptance, PassLoad
 from orchestrator.native.sampling import sampler
 from orchestrator.wire.target import StepRequest
-from runtime.engine.calls import EngineCall, SeveralSteps, StepsMade
+from runtime.engine.calls import BurstRequest, EngineCall, StepsMade
 from runtime.kv.batch import STEP_TOKENS, Segment
 from runtime.native.decoding import Continuation, DecodedSteps, Draft
 
@@ -38,7 +38,7 @@ def is_native(request: StepRequest) -> bool:
     """Return whether native code can decide a step and continue after it without asking Python."""
     sampling = request.sampling
     follows_rule = sampling.rule in (Rule.COUPLED, Rule.ENGINE) and not (sampling.needs_logits_processors or request.q)
-    return isinstance(request, SeveralSteps) and follows_rule
+    return isinstance(request, BurstRequest) and follows_rule
 
 
 def is_step(call: StepCall) -> bool:
@@ -73,7 +73,7 @@ def burst_of(call: StepCall, segment: Segment, now_s: float) -> Burst | None:
     """Return what native code may do for a call after the steps that it has made so far; None: nothing."""
     request = call.request
     is_one_row = segment.first + 1 == segment.last == len(call.opened.ids)
-    if not (isinstance(request, SeveralSteps) and is_native(request) and is_one_row):
+    if not (isinstance(request, BurstRequest) and is_native(request) and is_one_row):
         return None
     continuation, made = request.continuation, call.made
     if made is None:
@@ -96,7 +96,7 @@ def note(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], began_s: 
     loads: the load of each step's pass. began_s: when the steps began.
     """
     request = call.request
-    assert isinstance(request, SeveralSteps)
+    assert isinstance(request, BurstRequest)
     # A call that has steps is never refused for being late, so it must be answered by its deadline.
     answer_by_s = min(began_s + request.limit_s, call.deadline_s)
     made = call.made or StepsMade(decoded.draft, answer_by_s, noted_s=call.arrived_s)
@@ -123,7 +123,7 @@ def answer_if_due(call: StepCall, at_s: float) -> None:
 def _steps(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], waited_s: float) -> list[Step]:
     """Return the steps that native code has made for a call. waited_s: how long the call waited for the first pass."""
     request, steps, num_in_pass = call.request, list[Step](), loads[0].num_steps + loads[0].num_beside
-    assert isinstance(request, SeveralSteps)
+    assert isinstance(request, BurstRequest)
     queue_us, sources = int(1e6 * waited_s), request.sources  # of the first tree, unless native code drafted it
     for step, load in zip(decoded.steps, loads, strict=True):
         tree, names, draft_s = step.draft

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from orchestrator.core.types import HiddenStates
 from orchestrator.wire.drafter import DrafterUse
-from runtime.engine.calls import Progress, SeveralSteps
+from runtime.engine.bursts import Planned, StepCall
+from runtime.engine.calls import BurstRequest, Progress
 from runtime.engine.local_drafter import DraftingEngine, LocalDrafter
-from runtime.engine.several import Planned, StepCall
 from runtime.kv.batch import Segment
 from runtime.native.decoding import DecodedSteps
 from runtime.native.drafters import ContinuedDraft, NativeDrafter, NativeUse, NativeUses
@@ -19,7 +19,7 @@ from runtime.native.drafters import ContinuedDraft, NativeDrafter, NativeUse, Na
 MAX_STEPS = 64
 
 
-class DraftersInSteps:
+class BurstDrafters:
     """The drafters that some of the sequences of a burst use, borrowed until the burst is over.
 
     are_ready: each of them has read all of its sequences' text, so that the burst can begin. uses: for native code.
@@ -33,7 +33,7 @@ class DraftersInSteps:
     @contextmanager
     def borrowed(
         cls, planned: Planned, progress: Progress, columns: Callable[[HiddenStates], slice]
-    ) -> Iterator[DraftersInSteps]:
+    ) -> Iterator[BurstDrafters]:
         """Borrow the drafters of these calls.
 
         progress: of the target's engine. columns: returns where hidden states are in the target's features.
@@ -68,7 +68,7 @@ class DraftersInSteps:
     def _natives(self, columns: Callable[[HiddenStates], slice]) -> list[NativeDrafter]:
         natives = []
         for drafter, members in self._loans:
-            native = drafter.engine.in_steps([each.continued.draft for each in members])
+            native = drafter.engine.burst_drafter([each.continued.draft for each in members])
             native.fields.first_column = columns(members[0].hidden_states).start
             natives.append(native)
         return natives
@@ -105,7 +105,7 @@ def _members(planned: Planned) -> dict[LocalDrafter, list[int]]:
     members: dict[LocalDrafter, list[int]] = {}
     for place, (call, _) in enumerate(planned):
         request = call.request
-        drafts = request.continuation.drafts if isinstance(request, SeveralSteps) else None
+        drafts = request.continuation.drafts if isinstance(request, BurstRequest) else None
         if drafts and isinstance(use := drafts.owner, DrafterUse):
             assert isinstance(use.drafter, LocalDrafter)
             members.setdefault(use.drafter, []).append(place)
@@ -115,7 +115,7 @@ def _members(planned: Planned) -> dict[LocalDrafter, list[int]]:
 def _loan_of(engine: DraftingEngine, call: StepCall, segment: Segment, place: int) -> _Loan | None:
     """Return a drafter's part in a burst for a call; None if it has not read all of the text."""
     request, context = call.request, segment.sequence.context
-    assert isinstance(request, SeveralSteps) and request.continuation.drafts
+    assert isinstance(request, BurstRequest) and request.continuation.drafts
     drafts = request.continuation.drafts
     assert isinstance(drafts.owner, DrafterUse)
     num_ahead = min(request.continuation.max_tokens, MAX_STEPS)

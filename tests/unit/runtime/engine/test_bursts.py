@@ -22,7 +22,7 @@ from orchestrator.native.drafts import compiled_suffix
 from orchestrator.native.drafts_library import SuffixOptions
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
-from runtime.engine.calls import EngineCall, SeveralSteps
+from runtime.engine.calls import BurstRequest, EngineCall
 from runtime.engine.passes import Passes
 from runtime.engine.target import StepCall, TargetEngine
 from runtime.kv.batch import STEP_TOKENS
@@ -78,7 +78,7 @@ class Sequence:
             self.context.commit([self.answers[0].next_token])
         call = self.call(len(self.context) - 1)
         continuation = Continuation(**{"max_tokens": 100, "drafts": drafts, **end})
-        call.request = SeveralSteps.of(call.request, max_steps=MAX_STEPS, limit_s=limit_s, continuation=continuation)
+        call.request = BurstRequest.of(call.request, max_steps=MAX_STEPS, limit_s=limit_s, continuation=continuation)
         return call
 
     @property
