@@ -17,7 +17,7 @@ from fastapi.staticfiles import StaticFiles
 from gateway import __version__
 from gateway.answers import answer
 from gateway.bodies import Bodies
-from gateway.errors import ApiError
+from gateway.errors import ApiError, UnknownUrl
 from gateway.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 from gateway.methods import served_methods
 from gateway.middleware import REQUEST_ID, Guard, to_response
@@ -176,9 +176,8 @@ async def _on_api_error(_: Request, error: Exception) -> Response:
 
 
 async def _on_unknown_path(request: Request, error: Exception) -> Response:
-    body = ApiError(f"no such endpoint: {request.method} {request.url.path}").body()
-    body["error"] |= {"type": "invalid_request_error", "code": "unknown_url"}
-    return JSONResponse(body, getattr(error, "status_code", 404))
+    body = UnknownUrl(f"no such endpoint: {request.method} {request.url.path}").body()
+    return JSONResponse(body, getattr(error, "status_code", UnknownUrl.status))
 
 
 async def _on_exception(request: Request, _: Exception) -> Response:
