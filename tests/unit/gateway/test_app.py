@@ -1,6 +1,7 @@
 """The application over a stand-in replica: ids, pings, origins, metrics; slow work holds up no other request."""
 
 import contextlib
+import gc
 import json
 import logging
 import socket
@@ -17,7 +18,7 @@ import pytest
 from fastapi.responses import JSONResponse
 
 from gateway import answers
-from gateway.fields import CompletionFields
+from gateway.fields import ChatFields, CompletionFields
 from gateway.parsing import parse
 from gateway.tokenizer import Checkpoint
 from tests.support.clients import until
@@ -215,6 +216,19 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
     assert error["code"] == "context_length_exceeded"
     assert "100000 bytes" in error["message"] and "512 tokens" in error["message"]
     assert len(replica.requests) == num_requests
+
+
+def test_a_request_keeps_none_of_its_body_while_it_runs(gateway: RunningGateway, replica: StandInReplica) -> None:
+    """Without limits of their own, fields without effect would stay in memory as long as the text takes."""
+    kept, kinds = list[Any](), (CompletionFields, ChatFields)
+    replica.on_request = lambda: kept.extend(each for each in gc.get_objects() if type(each) in kinds)
+    try:
+        assert gateway.post("/v1/completions", BODY | {"metadata": ["a"]}).status_code == 200
+        chat = {"messages": [{"role": "user", "content": "a", "more": ["a"]}], "max_tokens": 2}
+        assert gateway.post("/v1/chat/completions", chat).status_code == 200
+    finally:
+        replica.on_request = lambda: None
+    assert not kept
 
 
 # Refusals
