@@ -36,9 +36,11 @@ class Gateway:
     def completion(self, fields: CompletionFields, request_id: str) -> Job:
         """Return the job of a completion request; raises BadRequest or ModelNotFound."""
         prompts = fields.prompts()
-        for prompt in prompts:
+        for prompt in prompts:  # before it is copied for each choice
             if isinstance(prompt, str):
                 self.checkpoint.check_length(prompt, "prompt")
+            else:
+                self.checkpoint.check_num_ids(len(prompt), "prompt")
         inputs = [{"text_input": prompt} if isinstance(prompt, str) else {"input_ids": prompt} for prompt in prompts]
         echo: list[str] = []
         if fields.echo:
@@ -53,6 +55,7 @@ class Gateway:
         self.checkpoint.check_length(text, "messages")
         # The template writes the special tokens itself.
         ids = self.checkpoint.encode(text, special_tokens=False)
+        self.checkpoint.check_num_ids(len(ids), "messages")
         return self._job(fields, [{"input_ids": ids}], ChatFormat, [], request_id)
 
     def _job(

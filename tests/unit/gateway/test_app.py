@@ -218,6 +218,21 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
     assert len(replica.requests) == num_requests
 
 
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_a_prompt_of_too_many_tokens_is_not_sent_once_for_each_choice(
+    gateway: RunningGateway, replica: StandInReplica, is_chat: bool
+) -> None:
+    num_requests, path = len(replica.requests), "/v1/chat/completions" if is_chat else "/v1/completions"
+    for length, status in ((511, 200), (512, 400)):
+        chat = {"messages": [{"role": "user", "content": "a" * length}]}  # a token for each letter
+        prompt = chat if is_chat else {"prompt": [1] * length}
+        answer = gateway.post(path, prompt | {"n": 2, "max_tokens": 1})
+        assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert (error["param"], error["code"]) == ("messages" if is_chat else "prompt", "context_length_exceeded")
+    assert "512 tokens, at most 511" in error["message"] and len(replica.requests) == num_requests + 2
+
+
 def test_a_request_keeps_none_of_its_body_while_it_runs(gateway: RunningGateway, replica: StandInReplica) -> None:
     """Without limits of their own, fields without effect would stay in memory as long as the text takes."""
     kept, kinds = list[Any](), (CompletionFields, ChatFields)
