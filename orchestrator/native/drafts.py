@@ -179,6 +179,7 @@ class CompiledGrowth(CompiledProposer):
         sources = (each.address if each else None for each in (tables, corpus))
         handle = library.drafts_new_growth(estimates.handle, *sources, ids.ctypes.data, len(ids), is_chain)
         super().__init__(library, handle)
+        self._has_begun = False
 
     def grow(
         self,
@@ -197,6 +198,10 @@ class CompiledGrowth(CompiledProposer):
         read: the new tokens. temperature_range: the request's, one of those that the counts distinguish. place: index
         in the prediction, −1 where it does not fit. agreement: tokens before it that fit.
         """
+        while len(read) > PIECE and not self._has_begun:  # in pieces, as in `next`
+            piece, read = (c_int32 * PIECE)(*read[:PIECE]), read[PIECE:]
+            check(self._library.drafts_read_beginning(self.handle, piece, PIECE), "reading")
+        self._has_begun = True
         new = (c_int32 * len(read))(*read)
         limits = temperature_range, place, agreement, min(max_nodes, MAX_NODES), max_depth
         fields = CostFields.of(costs, node_s)
@@ -226,7 +231,8 @@ def _library() -> ctypes.CDLL | None:
     written = POINTER(CostFields), POINTER(TreeFields)
     library.drafts_next.argtypes = c_void_p, c_void_p, c_size_t, c_int, c_int, *written
     library.drafts_grow.argtypes = c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, c_int, c_int, *written
-    library.drafts_learn.argtypes, library.drafts_learn.restype = [c_void_p, c_void_p, c_size_t], c_char_p
+    for read in (library.drafts_read_beginning, library.drafts_learn):
+        read.argtypes, read.restype = [c_void_p, c_void_p, c_size_t], c_char_p
     for free in (library.drafts_free, library.drafts_free_estimates):
         free.argtypes, free.restype = [c_void_p], None
     return library
