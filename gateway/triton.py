@@ -56,6 +56,8 @@ _METADATA = (("triton_grpc_error", "true"),)
 
 #: Error texts of a healthy server that cannot take the request now.
 FULL = ("max_running", "pool full", "too long to compile", "until its deadline")
+#: In the text of a full server whose requests are limited by salt: it may have room for those of another salt.
+OF_SALT = "max_running_per_salt"
 _RETRY_AFTER = re.compile(r"try again in (\d{1,6}) s\b")
 #: Error texts of a server that takes no new requests because it drains or stops; the last one is Triton's own.
 STOPPING = ("server is draining", "server stops", "Server is stopping")
@@ -78,7 +80,10 @@ class Refused(ReplicaError):
 
 
 class Full(ReplicaError):
-    """The replica takes no request now: it is full. retry_after_s: in how many seconds it may take one."""
+    """The replica takes no request now: it is full.
+
+    retry_after_s: in how many seconds it may take one. is_for_all: it would refuse a request of any other salt, too.
+    """
 
     reason = "unavailable"
 
@@ -86,6 +91,7 @@ class Full(ReplicaError):
         super().__init__(message)
         hint = _RETRY_AFTER.search(message)
         self.retry_after_s = int(hint[1]) if hint else 1
+        self.is_for_all = OF_SALT not in message
 
 
 class Stopping(ReplicaError):

@@ -21,6 +21,9 @@ pytestmark = pytest.mark.unit
 
 SEED, LENGTH = 3, 12
 FULL = Fault(0, grpc.StatusCode.UNAVAILABLE, "32 requests run and 64 wait; try again later (max_running, max_waiting)")
+OF_SALT = (
+    "32 requests run and 64 wait; try again in 3 s (max_running, max_waiting, max_running_per_salt in serving.toml)"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -257,3 +260,30 @@ def test_a_request_without_a_token_at_its_deadline_is_refused() -> None:
 
 def test_errors_are_of_the_api() -> None:
     assert all(issubclass(kind, ApiError) for kind in (Busy, Failed, Refusal, Unavailable))
+
+
+def test_a_text_that_has_begun_waits_for_room_of_its_tenant() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        full = [Fault(0, grpc.StatusCode.UNAVAILABLE, OF_SALT)] * 3
+        made[0].faults = [GONE["internal"], *full]
+        began_s = time.monotonic()
+        assert await text(generation(replicas, cache_salt="many")) == text_of(SEED, LENGTH)
+        assert len(made[0].requests) == 5 and time.monotonic() - began_s > 1.4
+
+    run(test, num_replicas=1)
+
+
+def test_a_tenant_that_fills_the_queue_keeps_out_no_other_tenant() -> None:
+    """The server takes the others' requests in place of its own; the gateway must not refuse them by itself."""
+
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        flood = [Fault(0, grpc.StatusCode.UNAVAILABLE, OF_SALT)] * 3
+        break_both(made, *flood)
+        for _ in flood:
+            with pytest.raises(Busy) as refused:
+                await text(generation(replicas, cache_salt="many"))
+            assert refused.value.retry_after_s == 3
+        replicas.check_room()
+        assert await text(generation(replicas, cache_salt="few")) == text_of(SEED, LENGTH)
+
+    run(test)
