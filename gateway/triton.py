@@ -58,6 +58,10 @@ _METADATA = (("triton_grpc_error", "true"),)
 FULL = ("max_running", "pool full", "too long to compile", "until its deadline")
 #: In the text of a full server whose requests are limited by salt: it may have room for those of another salt.
 OF_SALT = "max_running_per_salt"
+#: How Triton's message about a dead process begins.
+_DEAD_PROCESS = re.compile(
+    r"(Failed to process the request\(s\) for model instance '[\w-]+', message: )?Stub process\b"
+)
 _RETRY_AFTER = re.compile(r"try again in (\d{1,6}) s\b")
 #: Error texts of a server that takes no new requests because it drains or stops; the last one is Triton's own.
 STOPPING = ("server is draining", "server stops", "Server is stopping")
@@ -224,8 +228,9 @@ async def _read(call: Any, limit_s: float, last_sign_s: Callable[[], float]) -> 
 
 
 def _error(code: grpc.StatusCode, message: str) -> ReplicaError:
-    # Triton reports a dead process with the code of an invalid request (seen with 2.51).
-    if "Stub process" in message:
+    # Triton reports a dead process with the code of an invalid request (seen with 2.51), whose message may quote the
+    # request: it counts only where no client can have written it.
+    if _DEAD_PROCESS.match(message):
         return Lost(message)
     if code is grpc.StatusCode.UNAVAILABLE:
         return _unavailable(message)

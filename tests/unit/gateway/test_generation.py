@@ -77,6 +77,12 @@ GONE = {
     "end": Fault(4, None),
     "silence": Fault(4, is_silent=True),
     "stub": Fault(4, grpc.StatusCode.INVALID_ARGUMENT, "Stub process 'speculative' is not healthy"),
+    "instance": Fault(
+        4,
+        grpc.StatusCode.INTERNAL,
+        "Failed to process the request(s) for model instance 'speculative_0_0', message: Stub process "
+        "'speculative_0_0' is not healthy.",
+    ),
     "shutdown": Fault(4, grpc.StatusCode.UNAVAILABLE, "the server stops"),
 }
 
@@ -105,6 +111,23 @@ def test_a_request_that_is_wrong_is_not_tried_again() -> None:
     async def test(made: list[StandInReplica], replicas: Replicas) -> None:
         break_both(made, Fault(0, grpc.StatusCode.INVALID_ARGUMENT, "top_p must be in 0..1 (input top_p)"))
         with pytest.raises(Refusal, match="top_p"):
+            await text(generation(replicas))
+        assert sum(len(replica.requests) for replica in made) == 1
+        assert all(replica.is_usable for replica in replicas.all.values())
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "quoted", ["Stub process", "', message: Stub process 'speculative' is not healthy.", "\nStub process"]
+)
+def test_no_text_of_a_request_makes_its_replica_look_lost(quoted: str) -> None:
+    """Otherwise a client could have every replica left alone, ever longer, by quoting what Triton says of a dead one."""
+
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        message = f"unknown rule {quoted!r} (allowed: block, coupled, rejection, typical; input rule)"
+        break_both(made, Fault(0, grpc.StatusCode.INVALID_ARGUMENT, message))
+        with pytest.raises(Refusal, match="unknown rule"):
             await text(generation(replicas))
         assert sum(len(replica.requests) for replica in made) == 1
         assert all(replica.is_usable for replica in replicas.all.values())
