@@ -56,8 +56,9 @@ _METADATA = (("triton_grpc_error", "true"),)
 
 #: Error texts of a healthy server that cannot take the request now.
 FULL = ("max_running", "pool full", "too long to compile", "until its deadline")
-#: In the text of a full server whose requests are limited by salt: it may have room for those of another salt.
-OF_SALT = "max_running_per_salt"
+#: In the text of a server whose queue is full; and there if requests are limited by salt, so that it may have room for
+#: one of another salt. The other texts of FULL concern one request alone: its guide, its deadline, its size.
+FULL_QUEUE, OF_SALT = "max_waiting", "max_running_per_salt"
 #: How Triton's message about a dead process begins.
 _DEAD_PROCESS = re.compile(
     r"(Failed to process the request\(s\) for model instance '[\w-]+', message: )?Stub process\b"
@@ -86,7 +87,7 @@ class Refused(ReplicaError):
 class Full(ReplicaError):
     """The replica takes no request now: it is full.
 
-    retry_after_s: in how many seconds it may take one. is_for_all: it would refuse a request of any other salt, too.
+    retry_after_s: in how many seconds it may take one. is_for_all: it would refuse every other request, too.
     """
 
     reason = "unavailable"
@@ -95,7 +96,7 @@ class Full(ReplicaError):
         super().__init__(message)
         hint = _RETRY_AFTER.search(message)
         self.retry_after_s = int(hint[1]) if hint else 1
-        self.is_for_all = OF_SALT not in message
+        self.is_for_all = FULL_QUEUE in message and OF_SALT not in message
 
 
 class Stopping(ReplicaError):

@@ -135,6 +135,25 @@ def test_no_text_of_a_request_makes_its_replica_look_lost(quoted: str) -> None:
     run(test)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "other guides take too long to compile; try again later (input guided_decoding_guide)",
+        "the request waited until its deadline",
+        "KV pool full: 9 blocks needed, 3 of 64 available (kv_memory_mb in serving.toml)",
+    ],
+)
+def test_what_keeps_out_one_request_keeps_out_no_other(message: str) -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        break_both(made, Fault(0, grpc.StatusCode.UNAVAILABLE, message))
+        with pytest.raises(Busy, match="all replicas are full"):
+            await text(generation(replicas))
+        replicas.check_room()
+        assert all(replica.is_usable for replica in replicas.all.values())
+
+    run(test)
+
+
 def test_a_new_request_is_refused_when_all_are_full_and_served_when_one_is_not() -> None:
     async def test(made: list[StandInReplica], replicas: Replicas) -> None:
         break_both(made, FULL)
@@ -153,7 +172,11 @@ def test_a_new_request_is_refused_when_all_are_full_and_served_when_one_is_not()
 def test_a_refusal_passes_on_when_to_come_again() -> None:
     async def test(made: list[StandInReplica], replicas: Replicas) -> None:
         made[0].faults = [
-            Fault(0, grpc.StatusCode.UNAVAILABLE, "32 requests run and 64 wait; try again in 7 s (max_running)")
+            Fault(
+                0,
+                grpc.StatusCode.UNAVAILABLE,
+                "32 requests run and 64 wait; try again in 7 s (max_running, max_waiting)",
+            )
         ]
         with pytest.raises(Busy) as refused:
             await text(generation(replicas))
