@@ -15,6 +15,11 @@ from gateway.metrics import Metrics
 from gateway.replicas import Replicas
 from gateway.settings import Settings
 from gateway.tokenizer import Checkpoint
+from gateway.triton import to_request
+
+#: Each choice of each prompt is a request of its own to a server; all of one body may have this many times the bytes of
+#: the longest body.
+MAX_COPIES = 4
 
 
 @dataclass(eq=False)
@@ -74,6 +79,7 @@ class Gateway:
                 f"prompts × n must be at most {self.settings.max_sequences}, got {len(prompts)} × {fields.n}", "n"
             )
         inputs = fields.inputs()
+        self._check_size(inputs, prompts, fields.n)
         limit_s = min(self.settings.request_timeout_s, (fields.timeout_ms or 86_400_000) / 1000)
         deadline_s = time.monotonic() + limit_s
         sequences = [
@@ -92,6 +98,17 @@ class Gateway:
         shape = form(self.checkpoint, inputs["seed"], fields.num_top, fields.return_token_ids, fields.return_steps)
         repeated = [text for text in echo for _ in range(fields.n)]
         return Job(sequences, shape, self.metrics, fields.n, repeated, fields.stream_options.include_usage)
+
+    def _check_size(self, inputs: dict[str, Any], prompts: list[dict[str, Any]], n: int) -> None:
+        """Raise BadRequest if one body would become more bytes than a server, or this gateway, should hold for it."""
+        num_bytes = n * sum(to_request(inputs | prompt).ByteSize() for prompt in prompts)
+        most = MAX_COPIES * self.settings.max_body_bytes
+        if num_bytes > most:
+            raise BadRequest(
+                f"prompts × n become requests of {num_bytes} bytes together, at most {most} allowed "
+                f"({MAX_COPIES} × max_body_bytes)",
+                "n",
+            )
 
     def tokenize(self, fields: TokenizeFields) -> dict[str, Any]:
         """Return the tokens of a text or a chat; raises BadRequest or ModelNotFound."""

@@ -233,6 +233,20 @@ def test_a_prompt_of_too_many_tokens_is_not_sent_once_for_each_choice(
     assert "512 tokens, at most 511" in error["message"] and len(replica.requests) == num_requests + 2
 
 
+@pytest.mark.parametrize(
+    "many", [{"prediction": {"type": "content", "content": "a" * 90_000}}, {"stop": ["a"] * 18_000}]
+)
+def test_what_each_choice_sends_again_is_limited(replica: StandInReplica, folder: Path, many: dict[str, Any]) -> None:
+    """Otherwise a body of 8 MiB with n = 32 becomes 256 MiB, here and in the shared memory of a server."""
+    with gateway_over(replica, folder, max_body_bytes=100_000) as gateway:
+        body = BODY | many | {"max_tokens": 1}
+        assert gateway.post("/v1/completions", body | {"n": 2}).status_code == 200
+        error = gateway.post("/v1/completions", body | {"n": 8}).json()["error"]
+        assert error["param"] == "n" and "at most 400000 allowed (4 × max_body_bytes)" in error["message"]
+        refused = gateway.post("/v1/completions", body | {"prompt": ["abc"] * 4, "n": 2})
+        assert refused.status_code == 400 and len(replica.requests) == 2
+
+
 def test_a_request_keeps_none_of_its_body_while_it_runs(gateway: RunningGateway, replica: StandInReplica) -> None:
     """Without limits of their own, fields without effect would stay in memory as long as the text takes."""
     kept, kinds = list[Any](), (CompletionFields, ChatFields)
