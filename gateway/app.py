@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ from fastapi.staticfiles import StaticFiles
 from gateway import __version__
 from gateway.answers import answer
 from gateway.bodies import Bodies
-from gateway.errors import ApiError
+from gateway.errors import ApiError, UnknownUrl
 from gateway.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
+from gateway.jobs import Job
 from gateway.methods import served_methods
 from gateway.middleware import REQUEST_ID, Guard, to_response
 from gateway.replicas import Replicas
@@ -99,17 +100,18 @@ def _add_generation(app: FastAPI, gateway: Gateway, bodies: Bodies) -> None:
         fields = await bodies.fields(model, request)
         return of_tenant(fields, request.state.api_key) if gateway.settings.salt_by_key else fields
 
+    async def job_of(model: type[OfTenant], make: Callable[[OfTenant, str], Job], request: Request) -> tuple[bool, Job]:
+        """Return whether to stream, and the job; the fields, which may be large, do not outlive this call."""
+        fields = await fields_of(model, request)
+        return fields.stream, await off_loop(make, fields, request.state.request_id)
+
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        fields = await fields_of(CompletionFields, request)
-        job = await off_loop(gateway.completion, fields, request.state.request_id)
-        return await answer(request, fields.stream, job, ping_interval_s)
+        return await answer(request, *await job_of(CompletionFields, gateway.completion, request), ping_interval_s)
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        fields = await fields_of(ChatFields, request)
-        job = await off_loop(gateway.chat, fields, request.state.request_id)
-        return await answer(request, fields.stream, job, ping_interval_s)
+        return await answer(request, *await job_of(ChatFields, gateway.chat, request), ping_interval_s)
 
 
 def _add_tokenizer(app: FastAPI, gateway: Gateway, bodies: Bodies) -> None:
@@ -176,9 +178,8 @@ async def _on_api_error(_: Request, error: Exception) -> Response:
 
 
 async def _on_unknown_path(request: Request, error: Exception) -> Response:
-    body = ApiError(f"no such endpoint: {request.method} {request.url.path}").body()
-    body["error"] |= {"type": "invalid_request_error", "code": "unknown_url"}
-    return JSONResponse(body, getattr(error, "status_code", 404))
+    body = UnknownUrl(f"no such endpoint: {request.method} {request.url.path}").body()
+    return JSONResponse(body, getattr(error, "status_code", UnknownUrl.status))
 
 
 async def _on_exception(request: Request, _: Exception) -> Response:

@@ -62,6 +62,12 @@ class Unauthorized(ApiError):
     more_headers = MappingProxyType({"WWW-Authenticate": "Bearer"})
 
 
+class UnknownUrl(ApiError):
+    """There is no such endpoint."""
+
+    status, type, code = 404, "invalid_request_error", "unknown_url"
+
+
 class ModelNotFound(ApiError):
     """The request names a model that is not served here."""
 

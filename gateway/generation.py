@@ -6,6 +6,7 @@ ids received so far, any replica continues as the first one would have.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import json
@@ -16,7 +17,7 @@ from typing import Any
 
 from gateway.errors import BadRequest, Busy, Failed, Unavailable
 from gateway.metrics import Metrics
-from gateway.replicas import InFlight, Replica, Replicas
+from gateway.replicas import FULL_PAUSE_S, InFlight, Replica, Replicas
 from gateway.routing import affinity_key
 from gateway.settings import Settings
 from gateway.triton import Full, Lost, Refused, ReplicaError, Stopping
@@ -154,8 +155,11 @@ class Generation:
         """
         error, key = attempts.error, affinity_key(self.inputs, self.affinity)
         ready = [replica for replica in self.replicas.all.values() if replica.is_ready]
-        if isinstance(error, Full) and not self.ids and all(replica in attempts.tried for replica in ready):
-            raise Busy(f"all replicas are full: {error}", retry_after_s=error.retry_after_s)
+        if isinstance(error, Full) and all(replica in attempts.tried for replica in ready):
+            if not self.ids:
+                raise Busy(f"all replicas are full: {error}", retry_after_s=error.retry_after_s)
+            if not error.is_for_all:  # the replicas do not rest, so this text must
+                await asyncio.sleep(FULL_PAUSE_S)
         if not attempts.tried and not self.ids:
             self.replicas.check_room()
         if attempts.num_failed >= MAX_TRIES:

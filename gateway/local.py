@@ -87,7 +87,11 @@ class LocalReplica:
             num_failures = 1 if lasted_s >= SOUND_S else num_failures + 1
             if self._stopping.is_set() or self._stopping.wait(self._report_end(status, lasted_s, num_failures)):
                 return
-            self.process = self._start()
+            try:
+                self.process = self._start()
+            except OSError as error:  # no memory or no further process: the next attempt, after a pause, may succeed
+                log.error("the server at %s cannot be started: %s", self.address, error)
+                continue
             if self._stopping.is_set():  # asked to stop meanwhile
                 self.process.terminate()
                 return
@@ -118,7 +122,12 @@ def _ports(ready_line: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def serving(config: str, num_replicas: int) -> Iterator[list[str]]:
-    """Start replicas of a deployment one after the other; yield their gRPC addresses; stop them at the end."""
+    """Start replicas of a deployment one after the other; yield their gRPC addresses; stop them at the end.
+
+    Raises SettingsError if one does not start.
+    """
+    if num_replicas < 1:
+        raise SettingsError(f"at least 1 server must be started, got {num_replicas} (--num-replicas)")
     path = Path(config).absolute()
     environ = dict(os.environ) if num_replicas == 1 else {**os.environ, **dict.fromkeys(PORTS, "0")}
     replicas: list[LocalReplica] = []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 
-from gateway.errors import ApiError, Unauthorized
+from gateway.errors import ApiError, Unauthorized, UnknownUrl
 from gateway.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -57,10 +57,14 @@ class Guard:
         is_counted = endpoint in COUNTED
         self._metrics.running.inc(is_counted)
         try:
+            # Starlette's patterns end in `$`, which also matches before a last newline: such a path would be served,
+            # but is none of those that need a key.
+            if path.endswith("\n"):
+                raise UnknownUrl(f"no such endpoint: {scope['method']} {path!r}")
             if endpoint in GUARDED:
                 scope["state"]["api_key"] = self._key(headers.get("authorization", ""))
             return await self._app(scope, receive, observed)
-        except Unauthorized as error:
+        except (Unauthorized, UnknownUrl) as error:
             return await to_response(error)(scope, receive, observed)
         except Exception:
             status = 500

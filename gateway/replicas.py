@@ -197,7 +197,8 @@ class Replicas:
             return
         log.warning("replica %s: %s", replica.address, error)
         if isinstance(error, Full):
-            replica.rest(error.retry_after_s)
+            if error.is_for_all:  # otherwise one client could keep out all others
+                replica.rest(error.retry_after_s)
         elif isinstance(error, Lost | Stopping) or (isinstance(error, Silent) and self._is_silent(replica)):
             replica.eject(began_s)
 

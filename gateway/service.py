@@ -15,6 +15,11 @@ from gateway.metrics import Metrics
 from gateway.replicas import Replicas
 from gateway.settings import Settings
 from gateway.tokenizer import Checkpoint
+from gateway.triton import to_request
+
+#: Each choice of each prompt is a request of its own to a server; all of one body may have this many times the bytes of
+#: the longest body.
+MAX_COPIES = 4
 
 
 @dataclass(eq=False)
@@ -36,9 +41,11 @@ class Gateway:
     def completion(self, fields: CompletionFields, request_id: str) -> Job:
         """Return the job of a completion request; raises BadRequest or ModelNotFound."""
         prompts = fields.prompts()
-        for prompt in prompts:
+        for prompt in prompts:  # before it is copied for each choice
             if isinstance(prompt, str):
                 self.checkpoint.check_length(prompt, "prompt")
+            else:
+                self.checkpoint.check_num_ids(len(prompt), "prompt")
         inputs = [{"text_input": prompt} if isinstance(prompt, str) else {"input_ids": prompt} for prompt in prompts]
         echo: list[str] = []
         if fields.echo:
@@ -53,6 +60,7 @@ class Gateway:
         self.checkpoint.check_length(text, "messages")
         # The template writes the special tokens itself.
         ids = self.checkpoint.encode(text, special_tokens=False)
+        self.checkpoint.check_num_ids(len(ids), "messages")
         return self._job(fields, [{"input_ids": ids}], ChatFormat, [], request_id)
 
     def _job(
@@ -71,6 +79,7 @@ class Gateway:
                 f"prompts × n must be at most {self.settings.max_sequences}, got {len(prompts)} × {fields.n}", "n"
             )
         inputs = fields.inputs()
+        self._check_size(inputs, prompts, fields.n)
         limit_s = min(self.settings.request_timeout_s, (fields.timeout_ms or 86_400_000) / 1000)
         deadline_s = time.monotonic() + limit_s
         sequences = [
@@ -90,6 +99,17 @@ class Gateway:
         response_format = format_class(self.checkpoint, inputs["seed"], *options)
         repeated = [text for text in echo for _ in range(fields.n)]
         return Job(sequences, response_format, self.metrics, fields.n, repeated, fields.stream_options.include_usage)
+
+    def _check_size(self, inputs: dict[str, Any], prompts: list[dict[str, Any]], n: int) -> None:
+        """Raise BadRequest if one body would become more bytes than a server, or this gateway, should hold for it."""
+        num_bytes = n * sum(to_request(inputs | prompt).ByteSize() for prompt in prompts)
+        most = MAX_COPIES * self.settings.max_body_bytes
+        if num_bytes > most:
+            raise BadRequest(
+                f"prompts × n become requests of {num_bytes} bytes together, at most {most} allowed "
+                f"({MAX_COPIES} × max_body_bytes)",
+                "n",
+            )
 
     def tokenize(self, fields: TokenizeFields) -> dict[str, Any]:
         """Return the tokens of a text or a chat; raises BadRequest or ModelNotFound."""

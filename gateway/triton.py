@@ -56,6 +56,13 @@ _METADATA = (("triton_grpc_error", "true"),)
 
 #: Error texts of a healthy server that cannot take the request now.
 FULL = ("max_running", "pool full", "too long to compile", "until its deadline")
+#: In the text of a server whose queue is full; and there if requests are limited by salt, so that it may have room for
+#: one of another salt. The other texts of FULL concern one request alone: its guide, its deadline, its size.
+FULL_QUEUE, OF_SALT = "max_waiting", "max_running_per_salt"
+#: How Triton's message about a dead process begins.
+_DEAD_PROCESS = re.compile(
+    r"(Failed to process the request\(s\) for model instance '[\w-]+', message: )?Stub process\b"
+)
 _RETRY_AFTER = re.compile(r"try again in (\d{1,6}) s\b")
 #: Error texts of a server that takes no new requests because it drains or stops; the last one is Triton's own.
 STOPPING = ("server is draining", "server stops", "Server is stopping")
@@ -78,7 +85,10 @@ class Refused(ReplicaError):
 
 
 class Full(ReplicaError):
-    """The replica takes no request now: it is full. retry_after_s: in how many seconds it may take one."""
+    """The replica takes no request now: it is full.
+
+    retry_after_s: in how many seconds it may take one. is_for_all: it would refuse every other request, too.
+    """
 
     reason = "unavailable"
 
@@ -86,6 +96,7 @@ class Full(ReplicaError):
         super().__init__(message)
         hint = _RETRY_AFTER.search(message)
         self.retry_after_s = int(hint[1]) if hint else 1
+        self.is_for_all = FULL_QUEUE in message and OF_SALT not in message
 
 
 class Stopping(ReplicaError):
@@ -218,8 +229,9 @@ async def _read(call: Any, limit_s: float, last_sign_s: Callable[[], float]) -> 
 
 
 def _error(code: grpc.StatusCode, message: str) -> ReplicaError:
-    # Triton reports a dead process with the code of an invalid request (seen with 2.51).
-    if "Stub process" in message:
+    # Triton reports a dead process with the code of an invalid request (seen with 2.51), whose message may quote the
+    # request: it counts only where no client can have written it.
+    if _DEAD_PROCESS.match(message):
         return Lost(message)
     if code is grpc.StatusCode.UNAVAILABLE:
         return _unavailable(message)

@@ -89,6 +89,11 @@ int drafts_next(void* proposer, const int32_t* committed, size_t count, int max_
   });
 }
 
+// Read the beginning of a text whose rest `drafts_grow` reads at first; returns null, or what is wrong.
+const char* drafts_read_beginning(void* growth, const int32_t* tokens, size_t count) {
+  return native::guarded([&] { return growth_of(growth)->read_beginning(tokens, count), nullptr; });
+}
+
 // As `drafts_next`, for a request that may have a prediction. range: of temperature. place: index in the prediction;
 // agreement: tokens before it that fit.
 int drafts_grow(void* growth, const int32_t* read, size_t count, int range, int place, int agreement, int max_nodes,

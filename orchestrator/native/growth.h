@@ -98,13 +98,17 @@ class Growth : public Proposer {
         prediction_(prediction, prediction + size),
         is_chain_(is_chain) {}
 
+  // Read the beginning of a text, of which `read` reads the rest: nothing of a prompt is compared.
+  void read_beginning(const int32_t* tokens, size_t count) {
+    for (size_t i = 0; i < count; ++i) append(tokens[i]);
+  }
+
   // Read new tokens; those of steps without a tree are compared with the candidates that would have been proposed.
   void read(const int32_t* tokens, size_t count, int range) {
     bool may_judge = has_begun_ && prediction_.empty();
     for (size_t i = 0; i < count; ++i) {
       if (i >= num_judged_ && may_judge) judge(tokens[i]);
-      text_.append(tokens[i]);
-      recent_.add(tokens[i]);
+      append(tokens[i]);
     }
     has_begun_ = true, num_judged_ = 0, range_ = range;
   }
@@ -175,6 +179,11 @@ class Growth : public Proposer {
       expand(node, next.depth, -next.minus_chance, after(states_[next.parent], next.token));
     }
     return num_best;
+  }
+
+  void append(int token) {
+    text_.append(token);
+    recent_.add(token);
   }
 
   void refresh_ratios() {

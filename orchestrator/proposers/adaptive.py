@@ -50,9 +50,9 @@ class Adaptive(Proposer):
     ) -> None:
         self.name = proposer.name
         self._proposer, self._num_levels = proposer, num_levels
-        self._estimates = dependencies.estimates
+        self._estimates, self._counted_as = dependencies.estimates, dependencies.estimates.bounded(self.name)
         self._draft_costs = dependencies.draft_costs if is_default else DraftCosts()
-        self._ranks, self._levels = RankEstimates(self._estimates, self.name), LevelFigures()
+        self._ranks, self._levels = RankEstimates(self._estimates, self._counted_as), LevelFigures()
         self._meter = Meter(dependencies.step_costs)
         self._drafted = Proposal.empty()
         self._limits: Budget | None = None
@@ -139,7 +139,7 @@ class Adaptive(Proposer):
 
     def _paying_budget(self, context_len: int, budget: Budget, sampling: Sampling) -> Budget:
         """Return the budget with as many levels as pay; a draft that needs hidden states waits for a step with them."""
-        kind = self.name, range_of(sampling), sampling.rule.uses_q
+        kind = self._counted_as, range_of(sampling), sampling.rule.uses_q
         self._ranks, self._levels = RankEstimates(self._estimates, *kind), self._draft_costs.levels(*kind)
         surface = self._meter.surface(context_len)
         depth = self._depth(budget, surface) if surface else 0

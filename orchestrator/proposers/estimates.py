@@ -16,6 +16,10 @@ RANGE, NUM_RANGES = 0.4, 4
 #: Factor by which each outcome discounts a source's earlier ones in a request; the pseudo-counts that they start from.
 REQUEST_DISCOUNT, REQUEST_WEIGHT = 0.95, 2.0
 
+#: Clients can join methods in thousands of ways, and counts are never freed: those of unions beyond this many are kept
+#: together, under this name.
+MAX_UNIONS, OTHER_UNIONS = 64, "other unions"
+
 
 class AcceptanceEstimates:
     """Discounted counts of tested and of accepted tokens for each kind of candidate; any thread may call.
@@ -27,7 +31,17 @@ class AcceptanceEstimates:
 
     def __init__(self) -> None:
         self._counts: dict[Hashable, tuple[float, float]] = {}  # kind → accepted, tested
+        self._unions: set[str] = set()
         self.compiled = compiled_estimates()
+
+    def bounded(self, method: str) -> str:
+        """Return the name under which a method's kinds are counted: its own, unless it is one of too many unions."""
+        if "+" not in method or method in self._unions:
+            return method
+        if len(self._unions) >= MAX_UNIONS:
+            return OTHER_UNIONS
+        self._unions.add(method)
+        return method
 
     def observe(self, kind: Hashable, is_accepted: bool) -> None:
         """Count the outcome of a candidate whose predecessors were all accepted."""

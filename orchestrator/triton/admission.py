@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from orchestrator.deployment.config import ServingConfig
 from orchestrator.triton.places import POLL_S, Places, SharedPlaces, Taking
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,18 @@ NUM_ENDS = 64
 LONGEST_HINT_S = 60
 #: One poll asks for at most this many waiting requests whether their clients have gone; Triton takes 0.1 ms for each.
 NUM_ASKED = 100
+
+
+def full_text(config: ServingConfig, retry_after_s: int) -> str:
+    """Return the refusal of a request that finds the queue full; the gateway reads the time and the keys from it.
+
+    With max_running_per_salt, a queue that is full for one salt may have room for another: the text names that key.
+    """
+    keys = ["max_running", "max_waiting", *(["max_running_per_salt"] if config.max_running_per_salt else [])]
+    return (
+        f"{config.max_running} requests run and {config.max_waiting} wait; "
+        f"try again in {retry_after_s} s ({', '.join(keys)} in the deployment file)"
+    )
 
 
 class RequestHandler(Protocol):

@@ -28,7 +28,7 @@ from orchestrator.requests.generation_request import GenerationRequest
 from orchestrator.requests.inputs import RequestInputs, read
 from orchestrator.requests.request_builder import RequestBuilder
 from orchestrator.triton import pb
-from orchestrator.triton.admission import Admission
+from orchestrator.triton.admission import Admission, full_text
 from orchestrator.triton.breaker import Breaker
 from orchestrator.triton.clients import GRACE_S, BlsDrafterClient, BlsTargetClient
 from orchestrator.triton.generation_handler import GenerationHandler, send_error
@@ -167,11 +167,8 @@ class PublicHost:
             raise self._full()
 
     def _full(self) -> Unavailable:
-        """Return the refusal of a request that finds the queue full; clients read the time from its message."""
-        return Unavailable(
-            f"{self._served.config.max_running} requests run and {self._served.config.max_waiting} wait; "
-            f"try again in {self._admission.retry_after_s()} s (max_running, max_waiting in the deployment file)"
-        )
+        """Return the refusal of a request that finds the queue full."""
+        return Unavailable(full_text(self._served.config, self._admission.retry_after_s()))
 
     def _refuse(self, reason: str, sender: Any) -> None:
         """Answer a request that never ran."""

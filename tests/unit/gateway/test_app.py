@@ -1,6 +1,7 @@
 """The application over a stand-in replica: ids, pings, origins, metrics; slow work holds up no other request."""
 
 import contextlib
+import gc
 import json
 import logging
 import socket
@@ -17,7 +18,7 @@ import pytest
 from fastapi.responses import JSONResponse
 
 from gateway import answers
-from gateway.fields import CompletionFields
+from gateway.fields import ChatFields, CompletionFields
 from gateway.parsing import parse
 from gateway.tokenizer import Checkpoint
 from tests.support.clients import until
@@ -215,6 +216,48 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
     assert error["code"] == "context_length_exceeded"
     assert "100000 bytes" in error["message"] and "512 tokens" in error["message"]
     assert len(replica.requests) == num_requests
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_a_prompt_of_too_many_tokens_is_not_sent_once_for_each_choice(
+    gateway: RunningGateway, replica: StandInReplica, is_chat: bool
+) -> None:
+    num_requests, path = len(replica.requests), "/v1/chat/completions" if is_chat else "/v1/completions"
+    for length, status in ((511, 200), (512, 400)):
+        chat = {"messages": [{"role": "user", "content": "a" * length}]}  # a token for each letter
+        prompt = chat if is_chat else {"prompt": [1] * length}
+        answer = gateway.post(path, prompt | {"n": 2, "max_tokens": 1})
+        assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert (error["param"], error["code"]) == ("messages" if is_chat else "prompt", "context_length_exceeded")
+    assert "512 tokens, at most 511" in error["message"] and len(replica.requests) == num_requests + 2
+
+
+@pytest.mark.parametrize(
+    "many", [{"prediction": {"type": "content", "content": "a" * 90_000}}, {"stop": ["a"] * 18_000}]
+)
+def test_what_each_choice_sends_again_is_limited(replica: StandInReplica, folder: Path, many: dict[str, Any]) -> None:
+    """Otherwise a body of 8 MiB with n = 32 becomes 256 MiB, here and in the shared memory of a server."""
+    with gateway_over(replica, folder, max_body_bytes=100_000) as gateway:
+        body = BODY | many | {"max_tokens": 1}
+        assert gateway.post("/v1/completions", body | {"n": 2}).status_code == 200
+        error = gateway.post("/v1/completions", body | {"n": 8}).json()["error"]
+        assert error["param"] == "n" and "at most 400000 allowed (4 × max_body_bytes)" in error["message"]
+        refused = gateway.post("/v1/completions", body | {"prompt": ["abc"] * 4, "n": 2})
+        assert refused.status_code == 400 and len(replica.requests) == 2
+
+
+def test_a_request_keeps_none_of_its_body_while_it_runs(gateway: RunningGateway, replica: StandInReplica) -> None:
+    """Without limits of their own, fields without effect would stay in memory as long as the text takes."""
+    kept, kinds = list[Any](), (CompletionFields, ChatFields)
+    replica.on_request = lambda: kept.extend(each for each in gc.get_objects() if type(each) in kinds)
+    try:
+        assert gateway.post("/v1/completions", BODY | {"metadata": ["a"]}).status_code == 200
+        chat = {"messages": [{"role": "user", "content": "a", "more": ["a"]}], "max_tokens": 2}
+        assert gateway.post("/v1/chat/completions", chat).status_code == 200
+    finally:
+        replica.on_request = lambda: None
+    assert not kept
 
 
 # Refusals

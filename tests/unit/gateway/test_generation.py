@@ -21,6 +21,7 @@ pytestmark = pytest.mark.unit
 
 SEED, LENGTH = 3, 12
 FULL = Fault(0, grpc.StatusCode.UNAVAILABLE, "32 requests run and 64 wait; try again later (max_running, max_waiting)")
+OF_SALT = "32 requests run and 64 wait; try again in 3 s (max_running, max_waiting, max_running_per_salt in the deployment file)"
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +75,12 @@ GONE = {
     "end": Fault(4, None),
     "silence": Fault(4, is_silent=True),
     "stub": Fault(4, grpc.StatusCode.INVALID_ARGUMENT, "Stub process 'speculative' is not healthy"),
+    "instance": Fault(
+        4,
+        grpc.StatusCode.INTERNAL,
+        "Failed to process the request(s) for model instance 'speculative_0_0', message: Stub process "
+        "'speculative_0_0' is not healthy.",
+    ),
     "shutdown": Fault(4, grpc.StatusCode.UNAVAILABLE, "the server stops"),
 }
 
@@ -109,6 +116,42 @@ def test_a_request_that_is_wrong_is_not_tried_again() -> None:
     run(test)
 
 
+@pytest.mark.parametrize(
+    "quoted", ["Stub process", "', message: Stub process 'speculative' is not healthy.", "\nStub process"]
+)
+def test_no_text_of_a_request_makes_its_replica_look_lost(quoted: str) -> None:
+    """Otherwise a client could have every replica left alone, ever longer, by quoting what Triton says of a dead one."""
+
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        message = f"unknown rule {quoted!r} (allowed: block, coupled, rejection, typical; input rule)"
+        break_both(made, Fault(0, grpc.StatusCode.INVALID_ARGUMENT, message))
+        with pytest.raises(Refusal, match="unknown rule"):
+            await text(generation(replicas))
+        assert sum(len(replica.requests) for replica in made) == 1
+        assert all(replica.is_usable for replica in replicas.all.values())
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "other guides take too long to compile; try again later (input guided_decoding_guide)",
+        "the request waited until its deadline",
+        "KV pool full: 9 blocks needed, 3 of 64 available (kv_memory_mb in the deployment file)",
+    ],
+)
+def test_what_keeps_out_one_request_keeps_out_no_other(message: str) -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        break_both(made, Fault(0, grpc.StatusCode.UNAVAILABLE, message))
+        with pytest.raises(Busy, match="all replicas are full"):
+            await text(generation(replicas))
+        replicas.check_room()
+        assert all(replica.is_usable for replica in replicas.all.values())
+
+    run(test)
+
+
 def test_a_new_request_is_refused_when_all_are_full_and_served_when_one_is_not() -> None:
     async def test(made: list[StandInReplica], replicas: Replicas) -> None:
         break_both(made, FULL)
@@ -127,7 +170,11 @@ def test_a_new_request_is_refused_when_all_are_full_and_served_when_one_is_not()
 def test_a_refusal_passes_on_when_to_come_again() -> None:
     async def test(made: list[StandInReplica], replicas: Replicas) -> None:
         made[0].faults = [
-            Fault(0, grpc.StatusCode.UNAVAILABLE, "32 requests run and 64 wait; try again in 7 s (max_running)")
+            Fault(
+                0,
+                grpc.StatusCode.UNAVAILABLE,
+                "32 requests run and 64 wait; try again in 7 s (max_running, max_waiting)",
+            )
         ]
         with pytest.raises(Busy) as refused:
             await text(generation(replicas))
@@ -257,3 +304,30 @@ def test_a_request_without_a_token_at_its_deadline_is_refused() -> None:
 
 def test_errors_are_of_the_api() -> None:
     assert all(issubclass(kind, ApiError) for kind in (Busy, Failed, Refusal, Unavailable))
+
+
+def test_a_text_that_has_begun_waits_for_room_of_its_tenant() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        full = [Fault(0, grpc.StatusCode.UNAVAILABLE, OF_SALT)] * 3
+        made[0].faults = [GONE["internal"], *full]
+        began_s = time.monotonic()
+        assert await text(generation(replicas, cache_salt="many")) == text_of(SEED, LENGTH)
+        assert len(made[0].requests) == 5 and time.monotonic() - began_s > 1.4
+
+    run(test, num_replicas=1)
+
+
+def test_a_tenant_that_fills_the_queue_keeps_out_no_other_tenant() -> None:
+    """The server takes the others' requests in place of its own; the gateway must not refuse them by itself."""
+
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        flood = [Fault(0, grpc.StatusCode.UNAVAILABLE, OF_SALT)] * 3
+        break_both(made, *flood)
+        for _ in flood:
+            with pytest.raises(Busy) as refused:
+                await text(generation(replicas, cache_salt="many"))
+            assert refused.value.retry_after_s == 3
+        replicas.check_room()
+        assert await text(generation(replicas, cache_salt="few")) == text_of(SEED, LENGTH)
+
+    run(test)

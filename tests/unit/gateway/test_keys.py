@@ -24,6 +24,16 @@ def test_keys_guard_the_metrics_too_and_readiness_names_no_address(replica: Stan
         assert preflight.status_code == 200  # a browser sends no key with it
 
 
+def test_no_spelling_of_a_path_evades_the_keys(replica: StandInReplica, folder: Path) -> None:
+    with gateway_over(replica, folder, api_keys="secret") as guarded:
+        for spelling in ("%0A", "%0a", "%0D%0A", "%0A%0A", "/", "//", "%2F", "%00", ";x", "%20", "%E2%80%A8"):
+            for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+                assert guarded.post(path + spelling, BODY).status_code in (307, 401, 404, 405), path + spelling
+            for path in ("/v1/models", "/v1/models/target", "/metrics", "/playground/methods"):
+                assert guarded.get(path + spelling).status_code in (307, 401, 404, 405), path + spelling
+    assert not replica.requests
+
+
 def test_a_key_may_have_any_characters(replica: StandInReplica, folder: Path) -> None:
     key = "schlüssel-à"  # its last byte in UTF-8 is a space of Latin-1
     with gateway_over(replica, folder, api_keys=key) as guarded:

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from gateway.errors import BadRequest
 from gateway.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
-from gateway.parsing import MAX_DEPTH, MAX_KEYS, parse
+from gateway.parsing import MAX_DEPTH, MAX_KEYS, MAX_PARTS, parse
 from gateway.triton import to_request
 from gateway.values import Fields
 from orchestrator.core.declarations import MAX_JSON_DEPTH, json_object
@@ -196,3 +196,26 @@ def test_a_json_object_is_an_object() -> None:
     inputs = parse(CompletionFields, json.dumps(body).encode()).inputs()
     assert inputs["guided_decoding_guide_type"] == "json_schema"
     assert json.loads(inputs["guided_decoding_guide"]) == {"type": "object"}
+
+
+@pytest.mark.parametrize("part", ["[]", '{"a": [1]}', "[[[[]]]]", '{"]\\\\": "\\"", "[": []}'])
+def test_more_parts_than_memory_has_room_for_are_refused_before_they_are_made(part: str) -> None:
+    num_parts = json.dumps(json.loads(part, object_pairs_hook=lambda pairs: [value for _, value in pairs])).count("[")
+    for most, is_refused in (((MAX_PARTS - 2) // num_parts, False), (MAX_PARTS // num_parts, True)):
+        body = f'{{"prompt": "a", "metadata": [{",".join([part] * most)}]}}'.encode()
+        if not is_refused:
+            parse(CompletionFields, body)
+            continue
+        with pytest.raises(BadRequest, match="more than 65536 objects and lists"):
+            parse(CompletionFields, body)
+
+
+@pytest.mark.parametrize("text", ["[{" * MAX_PARTS, '\\"[' * MAX_PARTS, "\\" * MAX_PARTS + "[" * MAX_PARTS + '"'])
+def test_brackets_in_a_text_are_text(text: str) -> None:
+    assert parse(CompletionFields, json.dumps({"prompt": text}).encode()).prompt == text
+
+
+def test_a_text_without_an_end_is_refused_soon() -> None:
+    body = b'{"prompt": "' + b'\\"[{' * (1 << 21)
+    with pytest.raises(BadRequest, match="not JSON"):
+        parse(CompletionFields, body)

@@ -20,7 +20,7 @@ from orchestrator.core.types import Acceptance, Distribution
 from orchestrator.proposers import adaptive
 from orchestrator.proposers.adaptive import Adaptive
 from orchestrator.proposers.draft_costs import TRIAL_TIME_SHARE, DraftCosts
-from orchestrator.proposers.estimates import AcceptanceEstimates, range_of
+from orchestrator.proposers.estimates import MAX_UNIONS, OTHER_UNIONS, AcceptanceEstimates, range_of
 from orchestrator.proposers.ledger import FIRST_PAUSE, MEASURED_STEPS, Meter
 from orchestrator.proposers.ranks import RankEstimates, paying, paying_in_turn
 from orchestrator.proposers.registry import ADAPTIVE_LEN, select_method
@@ -411,3 +411,20 @@ def test_methods_with_a_drafter_adapt_where_passes_are_shared(method: str, confi
     assert select_method(method, config, frozenset({"eagle"}), {}).config.adaptive == adaptive
     with pytest.raises(RequestError, match="adaptive"):
         select_method("eagle2", '{"adaptive": "sometimes"}', frozenset({"eagle"}), {})
+
+
+def test_what_is_learnt_of_unions_is_bounded() -> None:
+    """A client can name thousands of unions, and what is learnt of each would stay in memory for ever."""
+    given = replace(dependencies(), step_costs=costs_of(Clock(), 1.0, 1.01))
+    names = [f"{first}+{second}" for first in "abcdefghijkl" for second in "ABCDEFGHIJKL"]
+    for name in [*names, "single"]:
+        guesses = Guesses(0.5, Clock(), 0.0)
+        guesses.name = name
+        proposer, context = Adaptive(guesses, given), Context([0])
+        for _ in range(3):
+            tree = proposer.propose(context, Sampling(), Budget(8, 8)).tree
+            context.commit([-1])
+            proposer.observe(tree, Acceptance((), -1))
+    counted = {kind[0] for kind in given.estimates._counts}
+    assert len(names) > len(counted) == MAX_UNIONS + 2 and {"single", OTHER_UNIONS} < counted
+    assert {kind[0] for kind in given.draft_costs.by_kind} == counted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,6 +111,42 @@ def test_compiled_trees_are_those_of_the_reference(number: int, is_chain: bool) 
     assert num_nodes > 100
     assert ("corpus" in sources) == bool(given.corpus)
     assert ("memory" in sources) == remembers
+
+
+def test_a_long_prompt_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call keeps Python's global lock: a prompt of 131,072 tokens would stop all requests for 0.3 s."""
+    most = 7
+    monkeypatch.setattr("orchestrator.native.drafts.PIECE", most)
+    given, rng = [*cases()][3], np.random.default_rng(7)
+    given = replace(given, prediction=())
+    assert given.estimates.compiled
+    costs, ids, num_nodes = surface_of(1.0 + np.arange(129) * 0.01), text_of(rng, 200), 0
+    compiled = NativeGrowth(given.estimates.compiled, given, is_chain=False)
+    reference = Growth([*sources_of(given)], given.estimates)
+    lengths = spied(monkeypatch, compiled)
+    for length in (100, 103, 104, 109):
+        context = Context(ids[:length])
+        found, expected = (each.grow(context, Budget(40, 12), costs, 0.0) for each in (compiled, reference))
+        assert found.tree.tokens.tolist() == expected.tree.tokens.tolist()
+        assert compiled.chances.tolist() == pytest.approx(reference.chances.tolist())
+        num_nodes += found.tree.num_nodes
+    assert num_nodes > 10 and max(lengths) == most and sum(lengths) == 109
+
+
+def spied(monkeypatch: pytest.MonkeyPatch, growth: NativeGrowth) -> list[int]:
+    """Return the list to which each reading call of the library adds its number of tokens."""
+    lengths, library = list[int](), growth._growth._library
+
+    class Spy:
+        def __getattr__(self, name: str) -> Any:
+            def call(*arguments: Any) -> Any:
+                lengths.append(arguments[2])
+                return getattr(library, name)(*arguments)
+
+            return call
+
+    monkeypatch.setattr(growth._growth, "_library", Spy())
+    return lengths
 
 
 def test_likeliest_followers_are_the_first_of_the_most_frequent() -> None:
