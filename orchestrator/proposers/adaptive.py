@@ -22,6 +22,7 @@ from orchestrator.proposers.ranks import RankEstimates, paying, paying_in_turn
 #: A request rests for REST plain steps per request of its pass before it checks again whether a draft pays; MIN_REST
 #: is the minimum where resting seems to save no time. A check ends the burst of the whole pass.
 REST, MIN_REST = 64, 16
+NO_DRAFT = Budget(0, 0)
 
 
 class Adaptive(Proposer):
@@ -139,6 +140,9 @@ class Adaptive(Proposer):
 
     def _paying_budget(self, context_len: int, budget: Budget, sampling: Sampling) -> Budget:
         """Return the budget with as many levels as pay; a draft that needs hidden states waits for a step with them."""
+        self._is_probe = self._wants_draft = False
+        if self.num_plain:
+            return NO_DRAFT
         kind = self._counted_as, range_of(sampling), sampling.rule.uses_q
         self._ranks, self._levels = RankEstimates(self._estimates, *kind), self._draft_costs.levels(*kind)
         surface = self._meter.surface(context_len)
@@ -147,7 +151,7 @@ class Adaptive(Proposer):
         self._wants_draft = bool(depth or self._is_probe)
         levels = min(depth or 1, budget.max_depth, budget.max_nodes)
         if self._lacks_states or not (self._wants_draft and levels):
-            return Budget(0, 0)
+            return NO_DRAFT
         self._has_reserved = False
         return Budget(budget.max_nodes, levels)
 
@@ -177,7 +181,7 @@ class Adaptive(Proposer):
         If the drafter had to catch up with the text before the draft, the time is an upper bound: it counts only if it
         is below the estimate. So an estimate that was once too high does not stay so forever.
         """
-        depth = int(tree.depths.max())
+        depth = int(tree.depths.max()) if tree.num_nodes else 0
         level_s = self._meter.draft_s / depth if depth else 0.0
         if depth and (not self._catches_up or level_s < self._levels.seconds.value):
             self._levels.seconds = self._levels.seconds.updated(level_s)

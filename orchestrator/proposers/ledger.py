@@ -49,7 +49,7 @@ class Ledger:
 
     def rest(self, num_steps: int, rest_s: float = 0.0) -> None:
         """Enter plain steps of a pause. rest_s: with the last of them, the time of the whole pause; before that, 0."""
-        self.pause -= num_steps
+        self.pause = max(self.pause - num_steps, 0)
         self._elapsed_s += rest_s
 
     def observe(self, num_tokens: int, step_s: float, plain_s: float) -> None:
