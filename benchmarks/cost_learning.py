@@ -82,7 +82,7 @@ class Machine:
         return self.now_ms
 
     def step(self, ids: list[int], context: Context, tree: TokenTree) -> Acceptance:
-        """Make a step along the text `ids`."""
+        """Run a step along the text `ids`."""
         kept, num_rows = math.exp(-1 / DRIFT_PASSES), tree.num_nodes + 1
         self._speed = kept * self._speed + math.sqrt(1 - kept**2) * DRIFT * self.rng.normal()
         took_ms = self.cost(num_rows) * math.exp(self._speed + NOISE * self.rng.normal())

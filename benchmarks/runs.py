@@ -1,6 +1,6 @@
 """`python -m benchmarks.runs`: tokens per second of methods and their settings in one process, without the server.
 
-The engine makes the steps of a run as it does in the Triton model `target`, with the deployment's drafters in the same
+The engine runs the steps as it does in the Triton model `target`, with the deployment's drafters in the same
 process. The settings take turns on each prompt, and every text must equal that of the first setting. With --users, as
 many users share the passes: each streams one text after another, behind cached prompts, while the settings take turns
 every few seconds. What Triton, the loop and a client cost is not included: `make bench` and `make load` measure it.

@@ -1,4 +1,4 @@
-"""Measured runs and the order in which they are made; knows neither Triton nor models."""
+"""Measured runs and their order; knows neither Triton nor models."""
 
 from __future__ import annotations
 

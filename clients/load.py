@@ -145,7 +145,7 @@ class Runs:
 def measure(args: argparse.Namespace, cells: list[Cell]) -> None:
     """Measure the matrix; each new cell replaces the old one, and is saved at once.
 
-    A shared machine's speed changes from minute to minute, so the runs of one cell are not made in a row.
+    A shared machine's speed changes from minute to minute, so the runs of one cell do not follow one another directly.
     """
     with serving(args) as url, prompt_folder(args.prompts) as prompts, tempfile.TemporaryDirectory() as folder:
         runs = Runs(args, url, prompts, Path(folder))

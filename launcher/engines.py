@@ -27,7 +27,7 @@ def with_kernels(models: Iterable[str], metrics_url: str) -> list[str]:
 
 
 def num_passes(metrics_url: str, limit_s: float) -> float | None:
-    """Return how many passes the target has made, None if that is unknown."""
+    """Return how many passes the target has run, None if that is unknown."""
     found = _PASSES.search(_read(metrics_url, limit_s))
     return float(found[1]) if found else None
 

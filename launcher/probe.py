@@ -22,7 +22,7 @@ _HEALTHY_REFUSALS = ("max_running", "draining")
 class Probe:
     """Asks the public model for one token.
 
-    A busy server is healthy: if the token does not come in time, passes made meanwhile count like a token.
+    A busy server is healthy: if the token does not come in time, passes that ran meanwhile count like a token.
     """
 
     def __init__(self, http_url: str, metrics_url: str) -> None:
@@ -44,7 +44,7 @@ class Probe:
         return self.why_no_token() == _SILENT
 
     def num_passes(self) -> float | None:
-        """Return how many passes the target has made, None if that is unknown."""
+        """Return how many passes the target has run, None if that is unknown."""
         return num_passes(self._metrics_url, METRICS_LIMIT_S)
 
     def _ask(self) -> str | None:

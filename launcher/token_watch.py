@@ -1,4 +1,4 @@
-"""Watches whether a server that calls itself ready answers at all: asks it for a token while it makes no passes."""
+"""Watches whether a server that calls itself ready answers at all: asks it for a token while it runs no passes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TokenWatch(threading.Thread):
     """Kills a Triton that is ready by all other signs, but leaves requests without any answer; `Watch` restarts it.
 
     An error is an answer: it shows that the processes work, and its cause would outlive a restart. A server is not
-    asked if its target has made passes since the last look.
+    asked if its target has run passes since the last look.
     kill: ends Triton. limit_s: how long the server must have been silent, besides the number of looks.
     """
 
@@ -50,7 +50,7 @@ class TokenWatch(threading.Thread):
                 self._say(f"asking the server for a token failed, continuing: {error!r}")
 
     def look(self) -> None:
-        """Ask for a token if no pass was made since the last look; kill Triton if that has been in vain for long."""
+        """Ask for a token if no pass has run since the last look; kill Triton if that has been in vain for long."""
         began_s = time.monotonic()
         if not self._is_silent():
             self._num_silent = 0

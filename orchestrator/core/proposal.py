@@ -146,7 +146,7 @@ class Proposer(Protocol):
         return
 
     def observe_plain(self, steps: Sequence[Step]) -> None:
-        """Learn from plain steps that were made together, as many as `num_plain` announced or fewer."""
+        """Learn from plain steps that ran together, as many as `num_plain` announced or fewer."""
         for step in steps:
             self.observe(step.proposal.tree, step.acceptance)
 

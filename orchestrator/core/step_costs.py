@@ -22,7 +22,7 @@ from orchestrator.core.types import PassLoad
 GROUPS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)
 #: The first measurements of a mean weigh the same; a later one weighs at least this much against all before it.
 MIN_WEIGHT = 0.05
-#: Steps that were made together count as at most this many measurements.
+#: Steps that ran together count as at most this many measurements.
 MAX_AT_ONCE = 16
 #: A measurement is capped at this multiple of its group's mean, since something else may have held up the step.
 MAX_RATIO_TO_MEAN = 2.5
@@ -97,8 +97,8 @@ class StepCosts:
         self._groups: dict[int, Group] = {}
         self._rows = self._tokens = self._others = Mean()  # of one request; number of other requests in a pass
         self._kv_tokens = Mean()  # of all contexts of a pass
-        self._plain, self._plain_in_pass = Mean(), 0  # seconds of plain steps made together; requests in their pass
-        self._single = Mean()  # extra seconds of a plain step made alone, not with others
+        self._plain, self._plain_in_pass = Mean(), 0  # seconds of plain steps run together; requests in their pass
+        self._single = Mean()  # extra seconds of a plain step run alone, not with others
         self._last_single_s = 0.0
         # Measured passes: a request's step counts as its share of one, and so does a rest, however many steps it has.
         self._num_passes = self._plain_at = 0.0
@@ -125,7 +125,7 @@ class StepCosts:
             self._enter(num_rows, num_in_pass, num_tokens, seconds, load, 1.0 / num_in_pass)
 
     def observe_plain(self, num_in_pass: int, seconds: float, load: PassLoad | None = None, num_steps: int = 1) -> None:
-        """Learn from plain steps that were made together, which may be quicker than single ones. seconds: of one."""
+        """Learn from plain steps that ran together, which may be quicker than single ones. seconds: of one."""
         with self._lock:
             num_steps = min(num_steps, MAX_AT_ONCE)
             self._enter(1, num_in_pass, 1, seconds + self._single_s, load, 1.0 / num_in_pass, num_steps)
@@ -137,7 +137,7 @@ class StepCosts:
             self._others = self._others.updated(num_in_pass - 1)
 
     def postpone_plain(self) -> None:
-        """Put off the next measurement of plain steps as if one had just been made: the last ones' time is unusable."""
+        """Put off the next measurement of plain steps as if one had just been taken: their last time is unusable."""
         with self._lock:
             self._plain_at = self._num_passes
 

@@ -17,7 +17,7 @@ UNKNOWN_ROW = 0.02
 MIN_ROW = 0.001
 #: Contexts whose lengths fall into the same range of this many tokens share a surface.
 CONTEXT_STEP = 64
-#: A plain step that is made together with others takes at least this fraction of one that is made alone.
+#: A plain step that runs together with others takes at least this fraction of the time of one that runs alone.
 MIN_SHARE_OF_SINGLE = 0.5
 #: The least weight of a group, in measurements, however old they are.
 MIN_WORTH = 1e-6
@@ -110,7 +110,7 @@ class Batch(NamedTuple):
 class Surfaces:
     """The surfaces of one moment, by the length of a request's context.
 
-    single_s: extra seconds of a plain step made alone, compared with one of several made together.
+    single_s: extra seconds of a plain step run alone, compared with one of several run together.
     """
 
     def __init__(self, costs: PassCosts, batch: Batch, single_s: float) -> None:
@@ -143,7 +143,7 @@ class Surfaces:
         seconds += (own_s[1] - own_s[0]) * np.arange(MAX_NODES + 1)
         row_s = self._row_s + (own_s[1] - own_s[0])  # adding a line shifts all slopes of a hull equally
         plain_s = float(self._costs.curve.at(np.array(1.0 + others))) + kv_s(others_kv, others_kv) + own_s[0]
-        # Plain steps are made together only where no request drafts.
+        # Plain steps run together only where no request drafts.
         all_plain_s = max(plain_s - self._single_s, MIN_SHARE_OF_SINGLE * plain_s)
         rate = max((1.0 + others) / all_plain_s, (1.0 + others * tokens) / float(seconds[0]))
         return Surface(seconds, row_s, others * tokens, rate)

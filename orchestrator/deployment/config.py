@@ -119,7 +119,7 @@ class ServingConfig(Declaration):
 
     @property
     def has_runs(self) -> bool:
-        """True if the target's engine makes runs; then the drafters are in its process, too."""
+        """True if the target's engine serves runs; then the drafters are in its process, too."""
         return self.runs and self.engine == "torch"
 
     @property

@@ -1,6 +1,6 @@
 """The heartbeat of a model's process: a number in a file that changes as long as the process works.
 
-An engine beats on the thread that makes its passes, so that a pass that never ends is silence, too; a public model
+An engine beats on the thread that runs its passes, so that a pass that never ends is silence, too; a public model
 beats on a thread of its own. The launcher reads the files, which are in the folder of the places (`launcher/watch.py`).
 A process that can no longer work well asks in the same way to be replaced.
 """

@@ -38,7 +38,7 @@ class SequenceState:
 
 
 class Steps(Protocol):
-    """Makes the steps of one sequence: one at a time from this process, or in a run of the target's process."""
+    """Runs the steps of one sequence: one at a time from this process, or in a run of the target's process."""
 
     @property
     def num_ready(self) -> int:
@@ -76,7 +76,7 @@ class StepByStep:
 
 
 class StepsOfRun:
-    """Takes the steps that the target's engine makes in a run, several at a time (docs/wire.md, Runs).
+    """Takes the steps that the target's engine has finished in a run, several at a time (docs/wire.md, Runs).
 
     take: returns the steps that follow the sequence's context, at least one.
     """

@@ -31,7 +31,7 @@ class Adaptive(Proposer):
     The chance of a node is the product, along its path, of how often nodes of the same depth and rank among their
     siblings were accepted. Both decisions maximise the rate of the batch, (expected tokens + tokens of the others) ÷
     seconds, time to draft included.
-    Where no draft pays, plain steps follow, which the engine can make together and without the hidden states that a
+    Where no draft pays, plain steps follow, which the engine can run together and without the hidden states that a
     head needs; an occasional draft, a probe, shows whether that has changed.
     Invariant: both decisions depend on earlier steps and on the shape of the tree, never on its tokens. The shape and
     the time of a sampled draft follow from its tokens; so whether one of its nodes is sent depends on the nodes before

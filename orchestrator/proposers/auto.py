@@ -24,7 +24,7 @@ from orchestrator.proposers.union import united
 
 #: Weight of all earlier measurements in the mean time of a node.
 DISCOUNT = 0.9
-#: After a step was made alone although native code could have continued, this many are expected to be made one by one.
+#: After a step has run alone although native code could have continued, this many are expected to run one by one.
 SINGLES = 32
 
 

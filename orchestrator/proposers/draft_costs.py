@@ -40,7 +40,7 @@ class LevelFigures:
     """What one kind of adaptive drafts cost, on average. seconds: time to draft a level. rows: nodes of a level.
 
     probe_s: time of a step whose draft only probes whether drafts pay again, counted for every request of its pass.
-    idle_s: time of the steps that requests of this kind have made since the last draft.
+    idle_s: time of the steps that requests of this kind have run since the last draft.
     """
 
     seconds: Mean = field(default_factory=Mean)

@@ -78,11 +78,11 @@ class DrafterProposer(Proposer):
         return CompiledDrafts(use, *limits, ("", self.name), options=self.options)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Note that the drafter has not read the tokens of this step, since it was not made in native code."""
+        """Note that the drafter has not read the tokens of this step, since it did not run in native code."""
         self._use = None
 
     def observe_plain(self, steps: Sequence[Step]) -> None:
-        """Do as for a single step: steps that are made together bring no hidden states."""
+        """Do as for a single step: steps that run together bring no hidden states."""
         self.observe(steps[-1].proposal.tree, steps[-1].acceptance)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ CREDIT_STEPS = 256
 #: Steps of the first pause; each later one is twice as long.
 FIRST_PAUSE = 16
 LONGEST_PAUSE = 1024
-#: Steps of a pause made to measure plain decoding; shorter ones do not, since each begins with a step made alone.
+#: Steps of a pause that measures plain decoding; shorter ones do not, since each begins with a step run alone.
 MEASURED_STEPS = 4
 #: Rests grow up to this many steps, unless the first one is longer.
 LONGEST_REST = 16
@@ -102,7 +102,7 @@ def pass_s(acceptance: Acceptance) -> float:
 
 
 def plain_s(surface: Surface) -> float:
-    """Return the time of a plain step that is one of several made together."""
+    """Return the time of a plain step that is one of several run together."""
     return (1.0 + surface.others_tokens) / surface.rate
 
 
@@ -168,7 +168,7 @@ class Meter:
         self._rest = Rest()
 
     def _begin_rest(self, first: int, least: int) -> None:
-        """Begin a rest of plain steps, which can be made together, if looking for drafts costs time."""
+        """Begin a rest of plain steps, which can run together, if looking for drafts costs time."""
         if surface := self._surface():
             lost_s = self.draft_s + float(surface.seconds[0]) - plain_s(surface)
             worth = max(int(lost_s / (LOSS * plain_s(surface))), least)
@@ -222,7 +222,7 @@ class Meter:
 
     @property
     def _plain_s(self) -> float:
-        """Time of a plain step that is one of several made together; 0 before one has been measured."""
+        """Time of a plain step that is one of several run together; 0 before one has been measured."""
         return plain_s(surface) if (surface := self._surface()) else 0.0
 
     def _note_rate(self, num_tokens: int, step_s: float) -> float:
@@ -230,7 +230,7 @@ class Meter:
         return step_s
 
     def _note_rest(self, acceptances: Sequence[Acceptance]) -> None:
-        """Note steps of a pause; steps may be made several at a time, so only their total time is measured."""
+        """Note steps of a pause; several may run together, so only their total time is measured."""
         self._rest = rest = self._rest.extended(acceptances)
         if self._ledger.pause > len(acceptances):
             self._ledger.rest(len(acceptances))
@@ -248,5 +248,5 @@ class Meter:
             self._costs.observe_plain(num_in_pass, rest_s / rest.num_steps, load, rest.num_steps)
         elif self._costs.drafts_in_bursts:
             self._costs.observe(1, num_in_pass, 1, rest_s / rest.num_steps, load)
-        else:  # the first step was made alone, the others together
+        else:  # the first step ran alone, the others together
             self._costs.observe(1, num_in_pass, 1, rest_s - (rest.num_steps - 1) * self._plain_s, load)

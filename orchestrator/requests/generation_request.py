@@ -47,7 +47,7 @@ class GenerationRequest:
 
     @property
     def run(self) -> RunOptions:
-        """What the target's engine needs to make the steps of this request in a run."""
+        """What the target's engine needs for a run of this request."""
         stop, plan = self.stop, self.plan
         return RunOptions(
             plan.method, plan.config_json, self.limits, stop.min_tokens, tuple(sorted(stop.ids)), self.prediction

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 class GenerationHandler:
     """One client request; implements `orchestrator.triton.admission.RequestHandler`.
 
-    sender: Triton's response sender. steps: returns what makes the steps of one of its sequences. refuse: answers a
+    sender: Triton's response sender. steps: returns what runs the steps of one of its sequences. refuse: answers a
     request that never ran, given the reason. memory: where outputs are remembered; None = nowhere.
     Invariant: whatever happens, the client gets its responses or one error, then the FINAL flag, once.
     """

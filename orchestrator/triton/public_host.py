@@ -206,7 +206,7 @@ class PublicHost:
     def _steps(
         self, served: Served, request: GenerationRequest, sequence: SequenceState, target: BlsTargetClient
     ) -> Steps:
-        """Return the steps of a sequence, from a run of the target's engine if it makes runs."""
+        """Return the steps of a sequence, from a run of the target's engine if it serves runs."""
         if served.config.has_runs:
             take = partial(target.take, sequence.context, sequence.sampling, sequence.options, request.run)
             return StepsOfRun(sequence, take)

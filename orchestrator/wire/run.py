@@ -1,4 +1,4 @@
-"""Runs of steps that the target's engine makes by itself, as flat tensors (docs/wire.md, Runs)."""
+"""Runs, the steps that the target's engine runs on its own, as flat tensors (docs/wire.md, Runs)."""
 
 from __future__ import annotations
 

@@ -90,14 +90,14 @@ class _Loan(NamedTuple):
     hidden_states: HiddenStates
     context_len: int
 
-    def settle(self, made: DecodedSteps) -> None:
+    def settle(self, decoded: DecodedSteps) -> None:
         """Note what the drafter has read, and its draft after the last step."""
-        self.use.num_read = made.num_read
-        self.use.following = None if made.is_over else made.draft.tree
+        self.use.num_read = decoded.num_read
+        self.use.following = None if decoded.is_over else decoded.draft.tree
         if sequence := self.continued.sequence:
-            has_read_drafts = made.num_read > self.context_len + len(made.tokens)
-            drafts = made.draft.tree.tokens.tolist() if has_read_drafts else []
-            sequence.extend(self.context_len, made.tokens, drafts, made.num_read)
+            has_read_drafts = decoded.num_read > self.context_len + len(decoded.tokens)
+            drafts = decoded.draft.tree.tokens.tolist() if has_read_drafts else []
+            sequence.extend(self.context_len, decoded.tokens, drafts, decoded.num_read)
 
 
 def _members(planned: Planned) -> dict[LocalDrafter, list[int]]:

@@ -70,7 +70,7 @@ def has_prompts(planned: Planned) -> bool:
 
 
 def burst_of(call: StepCall, segment: Segment, now_s: float) -> Burst | None:
-    """Return what native code may do for a call after the steps that it has made so far; None: nothing."""
+    """Return what native code may do for a call after the steps that it has run so far; None: nothing."""
     request = call.request
     is_one_row = segment.first + 1 == segment.last == len(call.opened.ids)
     if not (isinstance(request, BurstRequest) and is_native(request) and is_one_row):
@@ -91,7 +91,7 @@ def draft_of(call: StepCall) -> Draft:
 
 
 def note(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], began_s: float, now_s: float) -> None:
-    """Note the steps that native code has made for a call; answer it if no more can follow.
+    """Note the steps that native code has run for a call; answer it if no more can follow.
 
     loads: the load of each step's pass. began_s: when the steps began.
     """
@@ -115,13 +115,13 @@ def not_due(planned: Planned, at_s: float) -> Planned:
 
 
 def answer_if_due(call: StepCall, at_s: float) -> None:
-    """Answer a call with the steps made for it, if there are any and its hold will be over at at_s."""
+    """Answer a call with the steps run for it, if there are any and its hold will be over at at_s."""
     if call.made and call.made.answer_by_s <= at_s:
         call.answer_made()
 
 
 def _steps(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], waited_s: float) -> list[Step]:
-    """Return the steps that native code has made for a call. waited_s: how long the call waited for the first pass."""
+    """Return the steps that native code has run for a call. waited_s: how long the call waited for the first pass."""
     request, steps, num_in_pass = call.request, list[Step](), loads[0].num_steps + loads[0].num_beside
     assert isinstance(request, BurstRequest)
     queue_us, sources = int(1e6 * waited_s), request.sources  # of the first tree, unless native code drafted it

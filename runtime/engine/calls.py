@@ -33,7 +33,7 @@ Request = TypeVar("Request", StepRequest, DraftRequest)
 
 @dataclass(frozen=True, eq=False)
 class BurstRequest(StepRequest):
-    """A step after which the engine may make more; the answer is a list of steps, or the acceptance of this one alone.
+    """A step after which the engine may run more; the answer is a list of steps, or the acceptance of this one alone.
 
     max_steps: maximum number of steps. limit_s: no step begins later than this after the pass of the first one has
     begun. continuation: how the sequence continues after the first step. sources: the sources of the first tree's
@@ -65,7 +65,7 @@ class GuidedStep(StepRequest):
 
 @dataclass(eq=False)
 class StepsMade:
-    """The steps that native code has made for a call that is not answered yet.
+    """The steps that native code has run for a call that is not answered yet.
 
     draft: the draft after the last step. answer_by_s: when the call must be answered, by time.monotonic(). num_tokens:
     how many tokens the steps commit. noted_s: when the last step was noted, at first when the call arrived.
@@ -82,7 +82,7 @@ class StepsMade:
 class Progress:
     """Counters that an engine shares with its thread.
 
-    num_passes, num_calls: passes made, and the calls in them. num_waiting: items in the thread's inbox, and threads
+    num_passes, num_calls: passes run, and the calls in them. num_waiting: items in the thread's inbox, and threads
     that need a drafter which a burst has borrowed; while it is not 0, a burst begins no more steps.
     """
 
@@ -131,7 +131,7 @@ class EngineCall(Generic[Request]):
             log.exception("the answer to sequence %d could not be delivered", self.sequence_id)
 
     def answer_made(self) -> bool:
-        """Answer with the steps made so far, if there are any; return whether the call is answered."""
+        """Answer with the steps run so far, if there are any; return whether the call is answered."""
         if self.made and not self.answered:
             self.reply(self.made.steps)
         return self.answered

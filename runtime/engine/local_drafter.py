@@ -108,7 +108,7 @@ class LocalDrafter:
 
     @contextmanager
     def _take_back(self) -> Iterator[None]:
-        """Hold the lock; a burst that has borrowed the engine makes no more steps meanwhile."""
+        """Hold the lock; a burst that has borrowed the engine runs no more steps meanwhile."""
         borrower = self._borrower
         if borrower:
             borrower.add_waiting(1)

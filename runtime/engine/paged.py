@@ -125,7 +125,7 @@ class PagedModel:
         return drafted
 
     def decode(self, segments: list[Segment], drafts: Sequence[Draft], decoding: Decoding) -> list[DecodedSteps]:
-        """Make a burst in native code, and commit its tokens; return the steps of each segment.
+        """Run a burst in native code, and commit its tokens; return the steps of each segment.
 
         segments: each with one uncomputed token. drafts: the drafts of the first steps.
         """
@@ -133,13 +133,13 @@ class PagedModel:
         for segment, draft in zip(segments, drafts, strict=True):
             segment.tree = draft.tree
         decoded = self.model.decode(Pass(segments, self.model.device, self.model.dtype), self.cache, decoding)
-        made = steps_of(decoded, drafts)
-        for segment, each in zip(segments, made, strict=True):
+        by_segment = steps_of(decoded, drafts)
+        for segment, each in zip(segments, by_segment, strict=True):
             tokens = each.tokens
             segment.sequence.context.commit(tokens)
             segment.last += len(tokens) - 1  # the last one is the next step's root
         self._note_computed(segments)
-        return made
+        return by_segment
 
     def commit(self, sequence: CachedSequence, tree: TokenTree, accepted: AcceptedPath) -> None:
         """Keep only the KV rows of the accepted path, moving them to the slots right after the old root's."""

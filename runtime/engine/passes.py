@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 class Passes(Generic[Request]):
     """Runs an engine's passes; one thread at a time may call.
 
-    progress: passes so far and the calls in them; the engine adds the passes that a single `advance` makes beyond one.
+    progress: passes so far and the calls in them; the engine adds those that a single `advance` runs beyond the first.
     pass_s: the time of all passes.
     """
 

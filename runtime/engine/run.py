@@ -1,4 +1,4 @@
-"""One run: the steps of a sequence, which the engine's thread makes one after another, and which the caller takes."""
+"""One run: the steps of a sequence, which the engine's thread runs one after another, and which the caller takes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Run:
         self._lock = threading.RLock()  # reentrant: an engine that has stopped answers from within `submit`
 
     def begin(self, engine: TargetThread, deliver: Deliver, failed: Callable[[Run], None], caller: Reply) -> None:
-        """Make the first step and answer `caller` with it. failed: called after the run has answered with an error."""
+        """Run the first step and answer `caller` with it. failed: called after the run has answered with an error."""
         with self._lock:
             self._engine, self._deliver, self._failed, self._caller = engine, deliver, failed, caller
             if self._is_closed:  # just released, or replaced by a new run
@@ -109,7 +109,7 @@ class Run:
                     self._answer()
 
     def close(self) -> None:
-        """Make no more steps; further calls do nothing."""
+        """Run no more steps; further calls do nothing."""
         with self._lock:
             if self._is_closed:
                 return
@@ -120,7 +120,7 @@ class Run:
                 self._proposer.close()
 
     def _call(self, start: int) -> None:
-        """Make the next step. start: the first position whose token the engine lacks. Caller holds the lock."""
+        """Run the next step. start: the first position whose token the engine lacks. Caller holds the lock."""
         self._is_busy, self._called_s = True, time.monotonic()
         if self._matcher is None:
             self._submit(start, self._next[0])
@@ -256,7 +256,7 @@ class Run:
         return time.monotonic() - self._answered_s >= self._hold_s()
 
     def _go_on(self) -> None:
-        """Make the next step unless the run is too far ahead, and answer the caller if due. Caller holds the lock."""
+        """Run the next step unless the run is too far ahead, and answer the caller if due. Caller holds the lock."""
         if not (self._has_stopped or self._is_busy) and len(self._ready) < MAX_AHEAD:
             self._call(len(self._drafting.context) - 1)
         if not self._is_busy or self._is_due:

@@ -1,4 +1,4 @@
-"""Runs: the engine makes the steps of a sequence one after another, and the caller takes several in one call.
+"""Runs: the engine runs the steps of a sequence one after another, and the caller takes several in one call.
 
 A call costs about as much as a forward pass of a small model. In a run, the engine's thread proposes the next tree as
 soon as a step is answered, so that calls, text and responses overlap with the passes.
@@ -43,7 +43,7 @@ class Proposers(Protocol):
 
 
 class Runs:
-    """An engine thread that also makes runs; has the interface of `EngineThread`."""
+    """An engine thread that also serves runs; has the interface of `EngineThread`."""
 
     def __init__(self, engine: TargetThread, proposers: Proposers) -> None:
         self._engine, self._proposers = engine, proposers

@@ -88,8 +88,8 @@ class TargetEngine(PagedEngine[StepRequest]):
         """Run a pass; on a CPU, where batching does not make rows cheaper, long parts get a pass of their own.
 
         Long parts are parts of prompts, and steps with large drafts. Separated from them, the other steps take their
-        usual time and can be made in native code. After a long pass they may take as long as it did: meanwhile large
-        drafts wait, but prompts do not, since their first tokens would be late. Steps already made are answered before
+        usual time and can run in native code. After a long pass they may take as long as it did: meanwhile large
+        drafts wait, but prompts do not, since their first tokens would be late. Finished steps are answered before
         a long pass if their hold would end during it, assuming that it takes as long as the last one.
         """
         steps, long = ([each for each in planned if bursts.is_short(each[0]) is wanted] for wanted in (True, False))
@@ -183,7 +183,7 @@ class TargetEngine(PagedEngine[StepRequest]):
             call.reply(answer)
 
     def _decode(self, planned: Planned, limit_s: float) -> list[DecodedSteps] | None:
-        """Make a burst in native code, and return the steps of each call; None if that is impossible."""
+        """Run a burst in native code, and return the steps of each call; None if that is impossible."""
         with BurstDrafters.borrowed(planned, self.progress, self.paged.model.feature_columns) as drafters:
             if not drafters.are_ready or not (decoding := self._burst(planned, limit_s)):
                 return None
@@ -193,7 +193,7 @@ class TargetEngine(PagedEngine[StepRequest]):
             return decoded
 
     def _burst(self, planned: Planned, limit_s: float) -> Decoding | None:
-        """Return the burst that native code can make for these calls until limit_s is over; None if it cannot."""
+        """Return the burst that native code can run for these calls until limit_s is over; None if it cannot."""
         compiled, model, now_s = sampler(), self.paged.model, time.monotonic()
         if compiled is None or not isinstance(model, NativeModel):
             return None
@@ -223,7 +223,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         self.progress.num_calls += num_more * len(planned)
         # A segment now ends where the burst has; the steps extended what was before it.
         context_lens = [
-            segment.last - len(made.tokens) + 1 for (_, segment), made in zip(planned, decoded, strict=True)
+            segment.last - len(each.tokens) + 1 for (_, segment), each in zip(planned, decoded, strict=True)
         ]
         loads = [*loads_of(zip(*(each.steps for each in decoded), strict=True), context_lens, num_beside)]
         now_s = time.monotonic()

@@ -52,8 +52,8 @@ class Steps {
 
   const char* refusal() const { return drafters_.refusal(); }
 
-  // Make the next step and draft for the one after it; return what is wrong, or null.
-  const char* make() {
+  // Run the next step and draft for the one after it; return what is wrong, or null.
+  const char* run() {
     const auto began = Clock::now();
     pass_.num_threads = take_threads(bits_of(pass_.num_rows));
     const Pass pass = model_.segment_rows.fill(pass_);
@@ -253,7 +253,7 @@ const char* decode(Model& model, const SegmentPass& first, Decoding& decoding) {
   Steps steps(model, first, decoding, awake);
   if (const char* wrong = steps.refusal()) return wrong;
   while (!steps.is_over())
-    if (const char* wrong = steps.make()) return wrong;
+    if (const char* wrong = steps.run()) return wrong;
   return nullptr;
 }
 

@@ -1,4 +1,4 @@
-// A burst: steps made without returning to the caller. Each is a pass over the trees of all sequences, its
+// A burst: steps that run without returning to the caller. Each is a pass over the trees of all sequences, its
 // verification, and the next trees.
 #pragma once
 
@@ -51,14 +51,14 @@ struct Decoding {
   int32_t *node_tokens, *node_parents, *node_names, *paths;
   int32_t* figures;   // (num_steps, 4): µs of the pass, of its verification, and of the drafts after it; its threads
   int32_t num_drafters;
-  int32_t num_made;   // how many steps were made
+  int32_t num_made;   // how many steps have run
 };
 
 }  // namespace native
 
 extern "C" {
 
-// Make the steps; in the first pass, each segment has one row before its tree. Returns null, or what is wrong with the
+// Run the steps; in the first pass, each segment has one row before its tree. Returns null, or what is wrong with the
 // arguments; the first num_made steps are then valid.
 const char* native_decode(native::Model* model, const native::SegmentPass* first, native::Decoding* decoding);
 

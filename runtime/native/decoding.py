@@ -1,4 +1,4 @@
-"""The structures of a call that makes a burst (decode.cpp)."""
+"""The structures of a call that runs a burst (decode.cpp)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Decoding(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """The steps that were made, by step and segment.
+    """The steps that have run, by step and segment.
 
     path_lens, next_tokens, num_nodes: (steps, segments). num_nodes: the size of the tree after each step; the trees'
     node_tokens, node_parents and node_names follow one another. is_over: (segments,), not 0 for a sequence that has
@@ -156,11 +156,11 @@ class DecodingCall:
 
     @property
     def decoded(self) -> Decoded:
-        """The steps that were made."""
-        made = self.fields.num_made
-        path_lens, next_tokens, num_nodes = self._by_segment[:, :made]
+        """The steps that have run."""
+        num_steps = self.fields.num_made
+        path_lens, next_tokens, num_nodes = self._by_segment[:, :num_steps]
         tokens, parents, names = self._by_node[:, : num_nodes.sum()]
-        paths, figures = self._paths[: path_lens.sum()], self._figures[:made]
+        paths, figures = self._paths[: path_lens.sum()], self._figures[:num_steps]
         is_over, num_read = self._at_end
         return Decoded(path_lens, next_tokens, num_nodes, is_over, num_read, tokens, parents, names, paths, figures)
 

@@ -112,7 +112,7 @@ class NativeModel:
         return NativeDrafter(drafts, cache, self.max_positions, num_threads, note_time, model=self._handle)
 
     def decode(self, batch: Pass[Segment], cache: KVCache, decoding: Decoding) -> Decoded:
-        """Make a burst: a pass with one row and a tree for each segment, and the steps after it."""
+        """Run a burst: a pass with one row and a tree for each segment, and the steps after it."""
         num_rows = sum(segment.tree.num_nodes + 1 for segment in batch.segments)
         call = DecodingCall(decoding, num_rows - len(batch.segments), self.vocab_size, *self._decode_threads())
         self._compute(batch, cache, self._library.native_decode, call.fields, call.max_logits)

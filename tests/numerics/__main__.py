@@ -34,7 +34,7 @@ TABLE = ROOT / "docs" / "figures" / "numerics.md"
 
 
 def conditions_of(options: argparse.Namespace, target: str, num_texts: int) -> dict[str, Any]:
-    """Return under what the counts were made."""
+    """Return the conditions under which the counts were taken."""
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(Path(target).glob("*.safetensors"))))
     cuda = options.device != "cpu"
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else platform.processor()

@@ -248,7 +248,7 @@ def test_prompt_beyond_the_engine_s_input_is_refused_naming_the_largest(external
 
 
 def streamed_by_pass(hosted: Hosted, journal: ExecutorJournal, **inputs: Any) -> Answer:
-    """Stream a request for which the executor makes one pass per response."""
+    """Stream a request for which the executor runs one pass per response."""
     answer = Answer()
     with journal.held(), Stream(hosted.server.grpc_url) as stream:
         stream.send("r", **inputs, stream=True)

@@ -39,7 +39,7 @@ class ExecutorJournal:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Let the executor make no more passes meanwhile, except those that `leave` allows."""
+        """Let the executor run no more passes meanwhile, except those that `leave` allows."""
         self._passes.write_text("0")
         try:
             yield
@@ -47,9 +47,9 @@ class ExecutorJournal:
             self._passes.unlink()
 
     def leave(self, num_passes: int = 1) -> None:
-        """Let a held executor make `num_passes` more passes than it has made by now."""
-        made = max((event["number"] for event in self._all() if event["event"] == "pass"), default=0)
-        self._passes.write_text(str(made + num_passes))
+        """Let a held executor run `num_passes` more passes than it has run by now."""
+        num_run = max((event["number"] for event in self._all() if event["event"] == "pass"), default=0)
+        self._passes.write_text(str(num_run + num_passes))
 
     def break_down(self) -> None:
         """Let the executor die, as when its worker does."""

@@ -1,4 +1,4 @@
-"""The harness behind docs/numerics.md: float64 beside itself, differences that were planted, counts made by hand."""
+"""The harness behind docs/numerics.md: float64 beside itself, differences that were planted, counts written by hand."""
 
 from __future__ import annotations
 

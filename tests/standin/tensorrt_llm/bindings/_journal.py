@@ -1,7 +1,7 @@
 """NOT TensorRT-LLM: for tests in another process, what an executor did, and how far it may go.
 
 In the folder STANDIN_FOLDER, `<engine>.journal` gets a line of JSON for each event; while `<engine>.passes` is there, the
-executor makes no more passes in all than the number in it. It dies once `<engine>.break` appears.
+executor runs no more passes in all than the number in it. It dies once `<engine>.break` appears.
 """
 
 import json
@@ -23,7 +23,7 @@ class Journal:
                 file.write(json.dumps({"event": event, **values}) + "\n")
 
     def await_leave(self, num_passes, is_over):
-        """Wait until another pass may be made, or nobody wants it any more."""
+        """Wait until another pass may run, or nobody wants it any more."""
         while not (self.may_pass(num_passes) or is_over()):
             time.sleep(POLL_S)
 

@@ -356,7 +356,7 @@ def test_the_wait_for_passes_of_others_is_not_the_cost_of_a_step() -> None:
     assert surface.seconds[0] == pytest.approx(1.0)
 
 
-def test_a_pause_says_beforehand_how_many_steps_are_plain_and_they_may_be_made_together() -> None:
+def test_a_pause_says_beforehand_how_many_steps_are_plain_and_they_may_run_together() -> None:
     clock = Clock()
     costs = StepCosts(clock)
     costs.observe_plain(1, 1.0)

@@ -67,7 +67,7 @@ def test_drafts_are_left_alone_as_soon_as_a_request_is() -> None:
 
 
 def test_steps_of_a_burst_whose_request_became_alone_are_not_taken_for_single_ones() -> None:
-    """Native code made them together, so their time is that of all of them."""
+    """Native code ran them together, so their time is that of all of them."""
     clock = Clock()
     costs, guesses = StepCosts(clock), Guesses(0.0, clock, 0.1)
     proposer = AdaptiveWhereShared(guesses, adapted(guesses, costs), costs)

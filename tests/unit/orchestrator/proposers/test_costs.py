@@ -14,7 +14,7 @@ from tests.support.replays import Clock
 
 
 def resting(draft_s: float) -> list[int]:
-    """Lengths of the rests of a request of which nothing can be drafted; plain steps made together take 1, a single one 1.5."""
+    """Lengths of the rests of a request of which nothing can be drafted; plain steps run together take 1 each, a single one 1.5."""
     clock = Clock()
     costs = StepCosts(clock)
     for _ in range(40):
@@ -32,7 +32,7 @@ def resting(draft_s: float) -> list[int]:
     return lengths
 
 
-def test_where_nothing_pays_plain_steps_are_made_together_ever_more_of_them() -> None:
+def test_where_nothing_pays_plain_steps_run_together_ever_more_of_them() -> None:
     lengths = resting(0.05)
     assert lengths[:7] == [0, 1, 2, 4, 8, 16, 16]
     assert min(lengths[6:]) >= 16
@@ -97,7 +97,7 @@ def test_looks_for_drafts_that_find_none_stay_within_the_loss_and_do_not_hinder_
 @pytest.mark.parametrize("look_s", [0.02, 0.1, 0.3])
 @pytest.mark.parametrize("single_s", [1.05, 1.2, 1.5])
 def test_a_text_without_a_draft_is_as_fast_as_plain_decoding(single_s: float, look_s: float) -> None:
-    """Steps made together take 1 each, one made alone single_s, and each look for a draft look_s."""
+    """Steps run together take 1 each, one run alone single_s, and each look for a draft look_s."""
     clock = Clock()
     meter, num_steps = Meter(StepCosts(clock)), 0
     while num_steps < 6400:
@@ -276,7 +276,7 @@ def test_plain_steps_are_measured_first_and_then_now_and_again() -> None:
     assert costs.wants_plain
 
 
-def test_drafts_are_measured_against_plain_steps_that_are_made_together() -> None:
+def test_drafts_are_measured_against_plain_steps_that_run_together() -> None:
     costs = StepCosts(Clock())
     for _ in range(40):
         costs.observe_plain(1, 1.0)
@@ -342,7 +342,7 @@ def test_a_rest_of_which_a_step_had_a_pass_apart_from_most_others_is_not_measure
     assert surface and surface.seconds[0] == pytest.approx(1.0)
 
 
-def made(num_in_pass: int, pass_us: int) -> Step:
+def native_step(num_in_pass: int, pass_us: int) -> Step:
     """Return a plain step of a pass of native code over plain steps."""
     load = PassLoad(num_in_pass, num_in_pass, 1.0, 1.0)
     acceptance = Acceptance((), 1, forward_us=pass_us, num_in_pass=num_in_pass, load=load)
@@ -354,7 +354,7 @@ def test_a_pass_of_native_code_is_entered_once_for_all_its_requests(num_steps: i
     """By its own time, however many steps a request is answered with: the last one was held up."""
     costs = StepCosts(Clock())
     for _ in range(100):
-        steps = [*(made(16, 2_000_000) for _ in range(num_steps)), made(16, 4_000_000)]
+        steps = [*(native_step(16, 2_000_000) for _ in range(num_steps)), native_step(16, 4_000_000)]
         for _ in range(16):
             Meter(costs).observe_compiled(steps)
     assert costs._num_passes == 100 * (num_steps + 1)
@@ -366,7 +366,7 @@ def test_a_pass_of_native_code_is_entered_once_for_all_its_requests(num_steps: i
 def test_passes_are_remembered_while_requests_may_tell_of_them() -> None:
     costs = StepCosts(Clock())
     for _ in range(3):
-        Meter(costs).observe_compiled([made(2, 1_000_000) for _ in range(MAX_ENTERED)])
+        Meter(costs).observe_compiled([native_step(2, 1_000_000) for _ in range(MAX_ENTERED)])
     assert len(costs._entered) == MAX_ENTERED
 
 

@@ -133,13 +133,15 @@ def test_a_drafter_is_left_alone_where_it_would_keep_others_from_steps_in_native
     assert calls == 0
 
 
-@pytest.mark.parametrize(("num_in_pass", "is_made", "expected"), [(1, True, False), (2, False, False), (2, True, True)])
+@pytest.mark.parametrize(
+    ("num_in_pass", "is_burst", "expected"), [(1, True, False), (2, False, False), (2, True, True)]
+)
 def test_what_needs_python_breaks_others_where_they_share_compiled_steps(
-    num_in_pass: int, is_made: bool, expected: bool
+    num_in_pass: int, is_burst: bool, expected: bool
 ) -> None:
     costs = StepCosts()
     costs.observe(1, num_in_pass, 1, 1.0)
-    if is_made:
+    if is_burst:
         costs.observe_compiled(2, num_in_pass, 1, 1.0, None)
     assert costs.breaks_others is expected
 

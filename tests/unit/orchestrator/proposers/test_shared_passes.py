@@ -21,14 +21,14 @@ from orchestrator.sampling.accept import accept_coupled
 from tests.support.decode import dependencies
 from tests.support.replays import Clock
 
-#: Seconds of a pass of plain steps that are made together, of a further row, and of what single steps take beyond that.
+#: Seconds of a pass of plain steps that run together, of a further row, and of what single steps take beyond that.
 TOGETHER_S, ROW_S, SINGLE_S = 1.0, 0.02, 0.1
 BUDGET = Budget(24, 16)
 
 
 @dataclass
 class Crowd:
-    """Requests whose steps are made together. alpha: chance of a drafted token. level_s: time to draft one."""
+    """Requests whose steps run together. alpha: chance of a drafted token. level_s: time to draft one."""
 
     alpha: float
     level_s: float
@@ -48,7 +48,7 @@ class Crowd:
         self.requests = [(build(self), Context([0])) for _ in range(num_requests)]
 
     def step(self) -> None:
-        """Make a step of each; plain steps that are known beforehand are quicker."""
+        """Run a step of each; plain steps that are known beforehand are quicker."""
         for proposer, context in self.requests:
             proposer.begin(context, Sampling(), BUDGET)
         proposals, sent_s = [], []
@@ -79,7 +79,7 @@ class Crowd:
 
 
 class Head(Proposer):
-    """Drafts up to five tokens of the text 0, 1, 2, …, and needs hidden states; drafts of one pass are made together."""
+    """Drafts up to five tokens of the text 0, 1, 2, …, and needs hidden states; drafts of one pass are computed together."""
 
     name = "head"
     options = StepOptions(features_from=0, hidden_states=HiddenStates.LAST)

@@ -1,4 +1,4 @@
-"""Heads and draft models that native code calls between the steps that it makes, against calls step by step."""
+"""Heads and draft models that native code calls between the steps that it runs, against calls step by step."""
 
 from __future__ import annotations
 
@@ -76,19 +76,19 @@ def drafters_of(folder: Path, target: Path) -> dict[str, LocalDrafter]:
 
 
 class Drafted(Served):
-    """A native target with drafters beside it. made: tokens of the steps that native code made with their drafts."""
+    """A native target with drafters beside it. burst_tokens: tokens of each step that native code drafted and ran."""
 
     def __init__(self, target: Path, folder: Path) -> None:
         states = HiddenStates.LAST | HiddenStates.LAYERS
         super().__init__(target, dtype="float32", kernels="native", features=states)
         self.drafters = drafters_of(folder, target)
-        self.made: list[int] = []
+        self.burst_tokens: list[int] = []
         self.sizes: set[int] = set()
         self.watch_bursts(self._note)
 
     def _note(self, drafts: CompiledDrafts, steps: list[Step]) -> None:
         if isinstance(drafts.owner, DrafterUse):
-            self.made += [step.acceptance.num_tokens for step in steps[1:]]
+            self.burst_tokens += [step.acceptance.num_tokens for step in steps[1:]]
             self.sizes |= {step.proposal.tree.num_nodes for step in steps[1:]}
 
     def proposer(self, method: str, config: str, prediction: tuple[int, ...]) -> Proposer:
@@ -145,10 +145,10 @@ def drafted(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def test_native_steps_have_the_trees_and_the_text_of_single_steps(
     drafted: Drafted, target: Path, method: str, sampling: Sampling
 ) -> None:
-    drafted.made.clear(), drafted.sizes.clear()
+    drafted.burst_tokens.clear(), drafted.sizes.clear()
     free, by_step = both(drafted, target, method, sampling, StopRule(MAX_TOKENS))
     assert free == by_step
-    assert max(drafted.made) > 1 and max(drafted.sizes) > 1, "no draft was accepted in native steps"
+    assert max(drafted.burst_tokens) > 1 and max(drafted.sizes) > 1, "no draft was accepted in native steps"
     assert free[0].ids == drafted.tell(target, 50, "none", sampling)[0].ids
     stop = StopRule(MAX_TOKENS, frozenset({free[0].ids[-3]}))
     in_run, by_step = both(drafted, target, method, sampling, stop)
@@ -176,9 +176,9 @@ def test_sixteen_runs_with_all_drafters_tell_what_each_tells_alone(drafted: Draf
 def test_steps_that_python_decides_still_get_drafts(
     drafted: Drafted, target: Path, method: str, sampling: Sampling
 ) -> None:
-    drafted.made.clear()
+    drafted.burst_tokens.clear()
     in_run, by_step = both(drafted, target, method, sampling, StopRule(MAX_TOKENS))
-    assert in_run[0] == by_step[0] and in_run[1]["sources"] == by_step[1]["sources"] and not drafted.made
+    assert in_run[0] == by_step[0] and in_run[1]["sources"] == by_step[1]["sources"] and not drafted.burst_tokens
     assert by_step[1]["sources"][method]["num_drafted"] > 0
 
 

@@ -1,6 +1,6 @@
 """Several steps of native code that others interrupt: they go on unanswered, and are answered when they have to be.
 
-The engine is asked for one pass at a time, and something always waits for it, so that each native call makes one step.
+The engine is asked for one pass at a time, and something always waits for it, so that each native call runs one step.
 """
 
 from __future__ import annotations
@@ -109,15 +109,15 @@ def engine(folder: Path) -> TargetEngine:
 
 @pytest.fixture
 def uninterrupted(folder: Path) -> Callable[..., Sequence]:
-    """Return a function that makes the steps of a call in one go."""
+    """Return a function that runs the steps of a call in one go."""
 
-    def make(drafts: CompiledDrafts | None = None, **end: Any) -> Sequence:
+    def run(drafts: CompiledDrafts | None = None, **end: Any) -> Sequence:
         sequence = Sequence(TargetEngine(make_paged(folder, "float32", kernels="native")), 1)
         call = sequence.several(drafts, **end)
         assert sequence.engine.advance([call]) == []
         return sequence
 
-    return make
+    return run
 
 
 def suffix_drafts() -> CompiledDrafts:
@@ -183,7 +183,7 @@ def test_steps_are_answered_when_their_hold_is_over(engine: TargetEngine) -> Non
     assert call.answered and len(sequence.steps) == 2
 
 
-def test_steps_that_are_made_are_delivered_though_the_deadline_passes(engine: TargetEngine) -> None:
+def test_finished_steps_are_delivered_though_the_deadline_passes(engine: TargetEngine) -> None:
     sequence = Sequence(engine, 1)
     call = sequence.several()
     call.deadline_s = deadline_s = time.monotonic() + 1.0
@@ -320,7 +320,7 @@ def test_steps_that_have_no_room_do_not_wait_for_the_hold_of_the_others(
     assert len(first.steps) == 1 and engine.advance(calls[1:]) == calls[1:]
 
 
-def test_what_is_made_does_not_wait_for_a_prompt_beyond_its_hold(engine: TargetEngine) -> None:
+def test_finished_steps_do_not_wait_for_a_prompt_beyond_its_hold(engine: TargetEngine) -> None:
     sequence, other = Sequence(engine, 1), Sequence(engine, 2, Context([4, 4, 8]))
     call, prompt = sequence.several(), other.begin()
     engine.advance([call])

@@ -1,4 +1,4 @@
-"""Steps with drafts that native code makes several at a time, against a loop without drafts."""
+"""Steps with drafts that native code runs several at a time, against a loop without drafts."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ class FreeRows(StepCosts):
 
 
 class Drafted(Served):
-    """A native target whose runs draft by `auto` as if rows cost nothing. made: the tokens of each step but the first of a burst."""
+    """A native target whose runs draft by `auto` as if rows cost nothing. burst_tokens: those of each step but the first of a burst."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         super().__init__(folder, dtype="float32", kernels="native", **options)
-        self.made: list[int] = []
+        self.burst_tokens: list[int] = []
         self.watch_bursts(self._note)
 
     def _note(self, drafts: CompiledDrafts, steps: list[Step]) -> None:
-        self.made += [step.acceptance.num_tokens for step in steps[1:]]
+        self.burst_tokens += [step.acceptance.num_tokens for step in steps[1:]]
 
     def proposer(self, method: str, config: str, prediction: tuple[int, ...]) -> Proposer:
         dependencies = support.dependencies(
@@ -89,13 +89,13 @@ def drafted(folder: Path) -> Iterator[Drafted]:
 @pytest.mark.parametrize(
     ("method", "source"), METHODS.items(), ids=("auto", "auto chains", "lookup", "branches", "suffix", "suffix chains")
 )
-def test_steps_made_together_have_the_trees_and_the_text_of_single_steps(
+def test_steps_run_together_have_the_trees_and_the_text_of_single_steps(
     drafted: Drafted, folder: Path, sampling: Sampling, method: tuple[str, str], source: str
 ) -> None:
-    drafted.made.clear()
+    drafted.burst_tokens.clear()
     free, by_step = both(drafted, folder, method, sampling, StopRule(MAX_TOKENS), StepOptions())
     assert free == by_step and f'"{source}"' in free[1]["trace"]
-    assert max(drafted.made) > 1
+    assert max(drafted.burst_tokens) > 1
     stop = StopRule(MAX_TOKENS, frozenset({free[0].ids[-3]}))
     in_run, by_step = both(drafted, folder, method, sampling, stop, StepOptions())
     assert in_run == by_step and by_step[1]["finish"] is FinishReason.STOP
@@ -115,15 +115,15 @@ def test_many_runs_at_once_with_drafts_and_without_tell_what_each_tells_alone(dr
         assert drafted.tell(folder, 200, "none", samplings[seed], StopRule(MAX_TOKENS))[0] == alone[seed][0]
 
 
-def test_where_a_pass_has_no_room_for_whole_drafts_steps_are_made_one_by_one(
+def test_where_a_pass_has_no_room_for_whole_drafts_steps_run_one_by_one(
     drafted: Drafted, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`auto` sizes its trees itself, and may be cut; the drafts of other methods are the same under any load."""
-    for method, max_rows, is_made in (("suffix", 33, True), ("suffix", 32, False), ("auto", 8, True)):
+    for method, max_rows, is_burst in (("suffix", 33, True), ("suffix", 32, False), ("auto", 8, True)):
         monkeypatch.setattr("runtime.native.decoding.MAX_PASS_ROWS", max_rows)
-        drafted.made.clear()
+        drafted.burst_tokens.clear()
         drafted.tell(folder, 300, method, Sampling(), StopRule(MAX_TOKENS))
-        assert bool(drafted.made) == is_made
+        assert bool(drafted.burst_tokens) == is_burst
 
 
 def test_drafts_end_where_the_pool_has_no_more_blocks(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Plain steps that native code makes several at a time, against single steps."""
+"""Plain steps that native code runs several at a time, against single steps."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def native(folder: Path) -> Iterator[Served]:
 
 @pytest.mark.parametrize("min_tokens", (0, 20))
 @pytest.mark.parametrize("sampling", PLAIN_SAMPLINGS, ids=("greedy", "sampled", "truncated", "penalised", "rejection"))
-def test_plain_steps_made_together_tell_what_single_steps_tell(
+def test_plain_steps_run_together_tell_what_single_steps_tell(
     native: Served, folder: Path, sampling: Sampling, min_tokens: int
 ) -> None:
     free, by_step = both(native, folder, METHODS[0], sampling, StopRule(MAX_TOKENS), StepOptions())
@@ -147,7 +147,7 @@ def test_no_plain_step_begins_after_the_limit(sequence: Alone) -> None:
 
 
 def test_another_call_is_answered_before_plain_steps_are(sequence: Alone) -> None:
-    """The second sequence calls while the first one's steps are made; they all go on behind its pass."""
+    """The second sequence calls while the first one's steps run; they all go on behind its pass."""
     other = StepRequest(delta_of(Context(PROMPT), 0, 2, ""), TokenTree.bare(), Sampling(), StepOptions(), 60_000)
     for _ in range(500):  # until the call comes in time
         before = sequence.engine.num_passes

@@ -1,4 +1,4 @@
-"""Runs that an engine makes, against the loop that calls the engine for each step."""
+"""Runs of an engine, against the loop that calls the engine for each step."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def test_a_run_waits_for_a_caller_that_stays_away_and_goes_on_when_it_returns(se
     first = caller()
     limit_s = time.monotonic() + LIMIT_S
     before = -1
-    while served.engine.num_passes != before and time.monotonic() < limit_s:  # until no more passes are made
+    while served.engine.num_passes != before and time.monotonic() < limit_s:  # until no more passes run
         before = served.engine.num_passes
         time.sleep(0.3)
     for step in first:
@@ -472,7 +472,7 @@ def test_a_run_that_is_released_before_its_first_step_makes_none_and_is_answered
     assert closing.is_closed and 95 not in served.runs._runs and not served.runs._starting
 
 
-def test_the_steps_that_are_made_are_answered_while_the_next_one_waits(served: Served) -> None:
+def test_the_finished_steps_are_answered_while_the_next_one_waits(served: Served) -> None:
     """The passes of others go on while a run waits for blocks."""
     served.call(pack_step(first_step(96)))
     run, answers = served.runs._runs[96], queue.SimpleQueue[Any]()

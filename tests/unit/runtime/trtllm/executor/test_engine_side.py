@@ -141,7 +141,7 @@ def test_release_cancels_the_rest_of_the_text(start: Callable[..., Client]) -> N
 
 
 def _paused_after(executor: Any, num_passes: int) -> Callable[[Any], Any]:
-    """Let the executor make so many passes, then wait at its gate, once."""
+    """Let the executor run so many passes, then wait at its gate, once."""
     iterate, passes = executor._iterate, itertools.count(1)
 
     def counted(active: Any) -> Any:
