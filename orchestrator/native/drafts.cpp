@@ -89,9 +89,9 @@ int drafts_next(void* proposer, const int32_t* committed, size_t count, int max_
   });
 }
 
-// Read the beginning of a text whose rest `drafts_grow` reads at first; returns null, or what is wrong.
-const char* drafts_read_beginning(void* growth, const int32_t* tokens, size_t count) {
-  return native::guarded([&] { return growth_of(growth)->read_beginning(tokens, count), nullptr; });
+// Read a part of the prompt, before the first tree; returns null, or what is wrong.
+const char* drafts_read_prompt(void* growth, const int32_t* tokens, size_t count) {
+  return native::guarded([&] { return growth_of(growth)->read_prompt(tokens, count), nullptr; });
 }
 
 // As `drafts_next`, for a request that may have a prediction. range: of temperature. place: index in the prediction;

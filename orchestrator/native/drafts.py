@@ -132,7 +132,13 @@ class CompiledGrowth(CompiledProposer):
         sources = *(each.address if each else None for each in (tables, corpus)), memory.handle if memory else None
         handle = library.drafts_new_growth(estimates.handle, *sources, ids.ctypes.data, len(ids), is_chain)
         super().__init__(library, handle, (estimates, tables, corpus, memory))
-        self._has_begun = False
+
+    def read_prompt(self, tokens: Sequence[int]) -> None:
+        """Read the text that precedes the first tree, in pieces, as `next` does."""
+        for start in range(0, len(tokens), PIECE):
+            piece = tokens[start : start + PIECE]
+            new = (c_int32 * len(piece))(*piece)
+            check(self._library.drafts_read_prompt(self.handle, new, len(piece)), "reading")
 
     def grow(
         self,
@@ -151,10 +157,6 @@ class CompiledGrowth(CompiledProposer):
         read: the new tokens. temperature_range: the request's, one of those that the counts distinguish. place: index
         in the prediction, −1 where it does not fit. agreement: tokens before it that fit.
         """
-        while len(read) > PIECE and not self._has_begun:  # in pieces, as in `next`
-            piece, read = (c_int32 * PIECE)(*read[:PIECE]), read[PIECE:]
-            check(self._library.drafts_read_beginning(self.handle, piece, PIECE), "reading")
-        self._has_begun = True
         new = (c_int32 * len(read))(*read)
         limits = temperature_range, place, agreement, min(max_nodes, MAX_NODES), max_depth
         fields = CostFields.of(costs, node_s)

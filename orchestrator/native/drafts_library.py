@@ -90,7 +90,7 @@ def drafts_library() -> ctypes.CDLL | None:
     written = POINTER(CostFields), POINTER(TreeFields)
     library.drafts_next.argtypes = c_void_p, c_void_p, c_size_t, c_int, c_int, *written
     library.drafts_grow.argtypes = c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, c_int, c_int, *written
-    for read in (library.drafts_read_beginning, library.drafts_learn):
+    for read in (library.drafts_read_prompt, library.drafts_learn):
         read.argtypes, read.restype = [c_void_p, c_void_p, c_size_t], c_char_p
     for free in (
         library.drafts_free,

@@ -98,8 +98,8 @@ class Growth : public Proposer {
         prediction_(prediction, prediction + size),
         is_chain_(is_chain) {}
 
-  // Read the beginning of a text, of which `read` reads the rest: nothing of a prompt is compared.
-  void read_beginning(const int32_t* tokens, size_t count) {
+  // Read text that precedes the first tree: nothing of a prompt is compared.
+  void read_prompt(const int32_t* tokens, size_t count) {
     for (size_t i = 0; i < count; ++i) append(tokens[i]);
   }
 

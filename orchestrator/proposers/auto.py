@@ -106,6 +106,8 @@ class Auto(Proposer):
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the best tree, or a bare root."""
+        if self._meter.is_first:
+            self._growth.begin(context)
         surface = self._meter.begin(len(context), self._begun_s)
         tokens_left, budget = budget.max_depth + 1, budget.within(self._most)
         grown, self._begun, self._begun_s = self._begun, None, 0.0

@@ -53,6 +53,11 @@ class NativeGrowth:
         self._num_read = 0
         self.chances = np.empty(0)
 
+    def begin(self, context: Context) -> None:
+        """Read the prompt, which takes too long for the engine's thread."""
+        self._growth.read_prompt(context.ids[self._num_read :])
+        self._num_read = len(context)
+
     def grow(
         self, context: Context, budget: Budget, surface: Surface, node_s: float, temperature_range: int = 0
     ) -> Proposal:

@@ -85,6 +85,9 @@ class Growth:
         self._grown = Grown()
         self.chances = np.empty(0)
 
+    def begin(self, context: Context) -> None:
+        """Do nothing: the reference reads the prompt for its first tree."""
+
     def grow(
         self, context: Context, budget: Budget, surface: Surface, node_s: float, temperature_range: int = 0
     ) -> Proposal:

@@ -12,6 +12,9 @@ from orchestrator.core.proposal import Budget, Proposal
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.surfaces import surface_of
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import Acceptance
+from orchestrator.native.drafts import CompiledGrowth
 from orchestrator.proposers.candidates import Candidate
 from orchestrator.proposers.estimates import AcceptanceEstimates, RequestOdds, corrected, range_of
 from orchestrator.proposers.growth import MARGIN, Growth
@@ -196,3 +199,16 @@ def test_greedy_and_sampled_requests_teach_each_other_nothing() -> None:
     for temperature_range, num_nodes in ((3, 0), (0, 1)):
         growth = Growth([Named([Candidate(1, 900)])], estimates)
         assert growth.grow(Context([1]), Budget(8, 1), costs, 0.0, temperature_range).tree.num_nodes == num_nodes
+
+
+def test_the_prompt_is_read_before_the_first_step_though_no_cost_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later proposals are made on the engine's thread, where a long prompt would use up the proposer's time limit."""
+    read: list[list[int]] = []
+    monkeypatch.setattr(CompiledGrowth, "read_prompt", lambda _, tokens: read.append([*tokens]))
+    given = replace(dependencies(), step_costs=StepCosts(Clock()), estimates=AcceptanceEstimates())
+    proposer, context = select_method("auto", "", frozenset(), {}).proposer(given), Context([*range(50)])
+    for _ in range(3):
+        assert proposer.propose(context, Sampling(), Budget(8, 8)).tree.num_nodes == 0
+        context.commit([7])
+        proposer.observe(TokenTree.bare(), Acceptance((), 7))
+    assert read == [[*range(50)]]

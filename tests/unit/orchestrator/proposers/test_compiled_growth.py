@@ -124,6 +124,7 @@ def test_a_long_prompt_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
     compiled = NativeGrowth(given.estimates.compiled, given, is_chain=False)
     reference = Growth([*sources_of(given)], given.estimates)
     lengths = spied(monkeypatch, compiled)
+    compiled.begin(Context(ids[:100]))
     for length in (100, 103, 104, 109):
         context = Context(ids[:length])
         found, expected = (each.grow(context, Budget(40, 12), costs, 0.0) for each in (compiled, reference))
