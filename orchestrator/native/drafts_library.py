@@ -80,7 +80,6 @@ def drafts_library() -> ctypes.CDLL | None:
     library.drafts_new_memory.argtypes, library.drafts_new_memory.restype = [c_size_t], c_void_p
     library.drafts_new_recollection.argtypes = [c_void_p, c_char_p, c_size_t]
     library.drafts_new_recollection.restype = c_void_p
-    library.drafts_remember.argtypes, library.drafts_remember.restype = [c_void_p, c_void_p, c_size_t], c_char_p
     library.drafts_remembered.argtypes = [c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_int]
     library.drafts_new_growth.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_size_t, c_int]
     library.drafts_new_prompt_lookup.argtypes = [POINTER(PromptLookupOptions)]
