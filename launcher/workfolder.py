@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -87,7 +88,7 @@ def sweep() -> None:
             if path.name.startswith(_FAILED):
                 if time.time() - path.stat().st_mtime > _KEEP_FAILED_S:
                     path.unlink()
-            elif path.stat().st_uid == os.getuid() and _is_orphan(path):
+            elif not path.is_symlink() and path.stat().st_uid == os.getuid() and _is_orphan(path):
                 _remove(path)
 
 
@@ -123,4 +124,4 @@ def _remove_regions(path: Path) -> None:
 
 
 def _regions(path: Path) -> list[Path]:
-    return list(SHARED_MEMORY.glob(f"{path.name}-*"))
+    return list(SHARED_MEMORY.glob(f"{glob.escape(path.name)}-*"))

@@ -137,6 +137,23 @@ def test_work_folder_sweeps_orphans_but_not_the_living(folders):
     assert not killed.regions() and not killed.path.exists()
 
 
+def test_a_sweep_follows_no_link_and_takes_names_literally(folders):
+    """Anybody may make folders and links beside ours."""
+    ours, living = folders / "ours", WorkFolder()
+    (folders / "specserve-[a-z0-9_]*").mkdir()
+    ours.mkdir()
+    for folder in (ours, folders / "specserve-[a-z0-9_]*"):
+        (folder / "lock").touch()
+    (folders / f"{workfolder._PREFIX}link").symlink_to(ours)
+    regions = [folders / "shm" / name for name in (f"{living.region_prefix}1", "specserve-link-1")]
+    for region in regions:
+        region.touch()
+    workfolder.sweep()
+    assert (ours / "lock").exists() and all(region.exists() for region in regions)
+    assert not (folders / "specserve-[a-z0-9_]*").exists()  # an orphan like any other
+    living.remove()
+
+
 def test_work_folder_keeps_a_failed_log_for_a_day(folders):
     work = WorkFolder()
     work.log.write_text("why")
