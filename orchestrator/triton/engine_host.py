@@ -17,7 +17,14 @@ from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.deployment.config import ServingConfig, load_config
 from orchestrator.deployment.heartbeat import Heartbeat
 from orchestrator.triton import pb
-from orchestrator.triton.metrics import DRAFT_FAMILIES, ENGINE_FAMILIES, Port, draft_values, engine_values, info_values
+from orchestrator.triton.metrics import (
+    DRAFT_FAMILIES,
+    ENGINE_FAMILIES,
+    MetricsExporter,
+    draft_values,
+    engine_values,
+    info_values,
+)
 from orchestrator.wire.context import released_sequence
 from orchestrator.wire.drafter import DraftRequest, pack_draft_response, unpack_draft_request
 from orchestrator.wire.tensors import Tensors, error_text, scalar
@@ -91,17 +98,21 @@ class EngineHost(Generic[Request]):
         self._preparations: WorkerPool[None] = WorkerPool("preparation", NUM_PREPARING)
         #: What computes the passes; a compiled engine does not say.
         self.kernels: str = getattr(engine, "kernels", "its own")
-        self._port = Port(ENGINE_FAMILIES, model=model)
-        self._model, self._drafters, self._ports = model, dict(drafters), dict[str, tuple[Port, Port]]()
+        self._exporter = MetricsExporter(ENGINE_FAMILIES, model=model)
+        self._model, self._drafters, self._exporters = (
+            model,
+            dict(drafters),
+            dict[str, tuple[MetricsExporter, MetricsExporter]](),
+        )
         self._heartbeat = Heartbeat.from_environment()
         engine.watch(self._show)
         engine.on_broken(_end_process)
 
     def show_info(self, config: ServingConfig) -> None:
         """Show how the engine and the drafters beside it compute."""
-        self._port.show(info_values(config, self.kernels))
+        self._exporter.show(info_values(config, self.kernels))
         for name, drafter in self._drafters.items():
-            self._ports_of(name)[0].show(info_values(config, drafter.kernels))
+            self._exporters_of(name)[0].show(info_values(config, drafter.kernels))
 
     def show_drafters(self, drafters: Mapping[str, HostedDrafter], config: ServingConfig) -> None:
         """Show the metrics of these drafters from now on, instead of those of the previous ones."""
@@ -122,18 +133,18 @@ class EngineHost(Generic[Request]):
     def _show(self, status: EngineStatus) -> None:
         if self._heartbeat:  # called on the engine's thread, which is therefore alive
             self._heartbeat.beat()
-        self._port.show(engine_values(status))
+        self._exporter.show(engine_values(status))
         for name, drafter in self._drafters.items():
-            port, calls = self._ports_of(name)
-            port.show(engine_values(drafter.status()))
+            engine, calls = self._exporters_of(name)
+            engine.show(engine_values(drafter.status()))
             calls.show(draft_values(drafter.counts, is_open=False))
 
-    def _ports_of(self, name: str) -> tuple[Port, Port]:
-        """Return the ports that show a drafter's engine and the calls to it."""
-        if name not in self._ports:
-            calls = Port(DRAFT_FAMILIES, model=self._model, drafter=name)
-            self._ports[name] = Port(ENGINE_FAMILIES, model=name), calls
-        return self._ports[name]
+    def _exporters_of(self, name: str) -> tuple[MetricsExporter, MetricsExporter]:
+        """Return the exporters of a drafter's engine and of the calls to it."""
+        if name not in self._exporters:
+            calls = MetricsExporter(DRAFT_FAMILIES, model=self._model, drafter=name)
+            self._exporters[name] = MetricsExporter(ENGINE_FAMILIES, model=name), calls
+        return self._exporters[name]
 
     def _accept(self, call: Any, sender: Any) -> None:
         try:

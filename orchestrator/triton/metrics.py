@@ -99,7 +99,7 @@ ENGINE_FAMILIES = (
 )
 
 
-class Port:
+class MetricsExporter:
     """One owner's series on Triton's metrics port; labels: distinguish them from other owners' series."""
 
     def __init__(self, families: tuple[Family, ...], **labels: str) -> None:

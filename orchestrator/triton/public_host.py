@@ -32,7 +32,7 @@ from orchestrator.triton.admission import Admission, full_text
 from orchestrator.triton.breaker import Breaker
 from orchestrator.triton.clients import GRACE_S, BlsDrafterClient, BlsTargetClient
 from orchestrator.triton.generation_handler import GenerationHandler, send_error
-from orchestrator.triton.metrics import DRAFT_FAMILIES, Port, draft_values
+from orchestrator.triton.metrics import DRAFT_FAMILIES, MetricsExporter, draft_values
 from orchestrator.triton.renewal import Load, Renewal
 from orchestrator.triton.request_metrics import RequestMetrics, reason_of
 from orchestrator.triton.tracing import Traces
@@ -69,8 +69,8 @@ class PublicHost:
             name: Breaker(name, config.max_running, config.draft_timeout_ms / 1000)
             for name in (() if config.has_runs else config.drafters)
         }
-        self._drafter_ports = {
-            name: Port(DRAFT_FAMILIES, model=args["model_name"], drafter=name) for name in self._breakers
+        self._drafter_exporters = {
+            name: MetricsExporter(DRAFT_FAMILIES, model=args["model_name"], drafter=name) for name in self._breakers
         }
         self._served = self._read(config, new_memory(config.remember_tokens) if config.remember_tokens else None)
         self._admission = Admission(config.max_running, config.max_waiting, folder, config.max_running_per_salt or None)
@@ -195,7 +195,7 @@ class PublicHost:
     def _gauges(self) -> dict[str, float]:
         """Show the state of the drafters, and return that of the queue."""
         for name, breaker in self._breakers.items():
-            self._drafter_ports[name].show(draft_values(breaker.counts, breaker.is_open))
+            self._drafter_exporters[name].show(draft_values(breaker.counts, breaker.is_open))
         return {
             "spec_num_requests_waiting": self._admission.num_waiting,
             "spec_num_requests_running": self._admission.num_running,

@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 from orchestrator.core.errors import RequestError, Unavailable
 from orchestrator.generation.loop import SequenceState
 from orchestrator.generation.text import FinishReason
-from orchestrator.triton.metrics import REQUEST_FAMILIES, Key, Port, Values
+from orchestrator.triton.metrics import REQUEST_FAMILIES, Key, MetricsExporter, Values
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class RequestMetrics:
     """
 
     def __init__(self, model: str, gauges: Callable[[], Mapping[str, float]]) -> None:
-        self._port = Port(REQUEST_FAMILIES, model=model)
+        self._exporter = MetricsExporter(REQUEST_FAMILIES, model=model)
         self._gauges = gauges
         self._totals = Totals()
         self._closed = threading.Event()
@@ -137,7 +137,7 @@ class RequestMetrics:
     def report(self) -> None:
         """Show all values now."""
         gauges = {Key(name): value for name, value in self._gauges().items()}
-        self._port.show({**gauges, **self._totals.values()})
+        self._exporter.show({**gauges, **self._totals.values()})
 
     def _report_often(self) -> None:
         while not self._closed.wait(REPORT_S):

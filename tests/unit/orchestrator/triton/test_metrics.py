@@ -30,7 +30,7 @@ def metrics(port: MetricsPort, monkeypatch: pytest.MonkeyPatch) -> Iterator[Modu
 
 
 def test_draft_counts_are_shown(metrics: ModuleType, port: MetricsPort) -> None:
-    shown = metrics.Port(metrics.DRAFT_FAMILIES, model="speculative", drafter="eagle")
+    shown = metrics.MetricsExporter(metrics.DRAFT_FAMILIES, model="speculative", drafter="eagle")
     counts = DraftCounts(num_calls=7, num_late=2, num_failed=1, num_skipped=4)
     shown.show(metrics.draft_values(counts, is_open=True))
     counts.num_calls += 3
@@ -46,7 +46,7 @@ def test_draft_counts_are_shown(metrics: ModuleType, port: MetricsPort) -> None:
 
 
 def test_engine_shows_its_status_and_what_computes(metrics: ModuleType, port: MetricsPort) -> None:
-    shown = metrics.Port(metrics.ENGINE_FAMILIES, model="target")
+    shown = metrics.MetricsExporter(metrics.ENGINE_FAMILIES, model="target")
     shown.show(metrics.info_values(ServingConfig(target="t"), "native"))
     shown.show(metrics.engine_values(EngineStatus(1, 2, 3, 6, 4, 5, 9, 0.25)))
     assert port.values == {
@@ -65,7 +65,7 @@ def test_engine_shows_its_status_and_what_computes(metrics: ModuleType, port: Me
 
 
 def test_values_that_have_not_changed_are_not_sent_again(metrics: ModuleType, port: MetricsPort) -> None:
-    shown = metrics.Port(metrics.ENGINE_FAMILIES, model="target")
+    shown = metrics.MetricsExporter(metrics.ENGINE_FAMILIES, model="target")
     status = EngineStatus(1, 2, 3, 6, 4, 5, 9)
     shown.show(metrics.engine_values(status))
     before = port.num_calls
@@ -74,7 +74,7 @@ def test_values_that_have_not_changed_are_not_sent_again(metrics: ModuleType, po
 
 
 def test_a_port_that_fails_is_left_alone(metrics: ModuleType, port: MetricsPort) -> None:
-    shown = metrics.Port(metrics.DRAFT_FAMILIES, model="speculative", drafter="eagle")
+    shown = metrics.MetricsExporter(metrics.DRAFT_FAMILIES, model="speculative", drafter="eagle")
     port.fails = True
     for _ in range(3):
         shown.show(metrics.draft_values(DraftCounts(num_calls=1), is_open=False))

@@ -66,7 +66,7 @@ class Line:
 def host(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> Iterator[ModuleType]:
     with imported("engine_host") as module:
         listen(module, monkeypatch, answers)
-        monkeypatch.setattr(module, "Port", lambda *families, **labels: SimpleNamespace(show=None))
+        monkeypatch.setattr(module, "MetricsExporter", lambda *families, **labels: SimpleNamespace(show=None))
         monkeypatch.setattr(module.pb, "message_of", lambda request: {"request": request})
         monkeypatch.setattr(module, "released_sequence", lambda tensors: 0)
         monkeypatch.setattr(module, "scalar", lambda tensors, name, default: default)
