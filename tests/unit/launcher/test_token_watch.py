@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.probe import Probe
-from launcher.token_watch import NUM_LOOKS, TokenWatch
+from launcher.token_watch import NUM_POLLS, TokenWatch
 
 
 class Scripted(Probe):
@@ -30,15 +30,15 @@ class Site:
         self.not_ready: str | None = None
         self.kills, self.said, self.probe = 0, list[str](), Scripted()
         self.watch = TokenWatch(self, self.probe, self._kill, self.said.append, limit_s)
-        self.watch.look()  # learns how many passes there were
+        self.watch.poll()  # learns how many passes there were
 
     def why_not_ready(self) -> str | None:
         return self.not_ready
 
-    def look(self, times: int = NUM_LOOKS) -> int:
-        """Look so often; return how often it has been killed so far."""
+    def poll(self, times: int = NUM_POLLS) -> int:
+        """Poll so often; return how often it has been killed so far."""
         for _ in range(times):
-            self.watch.look()
+            self.watch.poll()
         return self.kills
 
     def _kill(self) -> None:
@@ -47,30 +47,30 @@ class Site:
 
 def test_a_server_that_is_ready_and_answers_nothing_is_killed_once_until_it_has_been_silent_as_long_again() -> None:
     site = Site()
-    assert site.look(NUM_LOOKS - 1) == 0
-    assert site.look(1) == 1
+    assert site.poll(NUM_POLLS - 1) == 0
+    assert site.poll(1) == 1
     assert site.said == ["Triton is ready, but has answered no request for 0 s; killing it"]
-    assert site.look(NUM_LOOKS - 1) == 1
-    assert site.look(1) == 2
+    assert site.poll(NUM_POLLS - 1) == 1
+    assert site.poll(1) == 2
 
 
 def test_one_answer_begins_the_count_anew() -> None:
     site = Site()
-    site.look(NUM_LOOKS - 1)
+    site.poll(NUM_POLLS - 1)
     site.probe.silent = False
-    site.look(1)
+    site.poll(1)
     site.probe.silent = True
-    assert site.look(NUM_LOOKS - 1) == 0
+    assert site.poll(NUM_POLLS - 1) == 0
 
 
-def test_looks_that_are_quick_do_not_shorten_the_limit() -> None:
-    assert Site(limit_s=60.0).look(20) == 0
+def test_polls_that_are_quick_do_not_shorten_the_limit() -> None:
+    assert Site(limit_s=60.0).poll(20) == 0
 
 
 def test_a_server_that_is_not_ready_is_not_asked() -> None:
     site = Site()
     site.not_ready = "the server is draining"
-    assert site.look(20) == 0
+    assert site.poll(20) == 0
     assert site.probe.num_asked == 0
 
 
@@ -78,7 +78,7 @@ def test_a_server_that_ceases_to_be_ready_while_it_is_asked_is_not_silent(monkey
     site = Site()
     answers = iter([None, "model target has been silent for 4 s"] * 20)
     monkeypatch.setattr(site, "why_not_ready", lambda: next(answers))
-    assert site.look(20) == 0
+    assert site.poll(20) == 0
     assert site.probe.num_asked == 20
 
 
@@ -86,11 +86,11 @@ def test_a_server_that_makes_passes_is_not_asked() -> None:
     site = Site()
     for _ in range(20):
         site.probe.passes += 1
-        site.look(1)
+        site.poll(1)
     assert (site.kills, site.probe.num_asked) == (0, 0)
 
 
 def test_a_watch_that_has_ended_kills_nothing() -> None:
     site = Site()
     site.watch.end()
-    assert site.look(20) == 0
+    assert site.poll(20) == 0
