@@ -117,7 +117,7 @@ class StepCosts:
         load: of the pass; if None, the other requests of the pass are assumed to be of recent average size.
         """
         with self._lock:
-            is_comparable = num_in_pass == self._plain_in_pass and not (load and (load.has_prompts or load.num_beside))
+            is_comparable = num_in_pass == self._plain_in_pass and not (load and (load.is_atypical or load.num_beside))
             if num_rows == 1 and self._plain_at and is_comparable:
                 # The quicker of two steps in a row, since something else may have held one up.
                 quicker_s = min(seconds, self._last_single_s or self._plain.value)

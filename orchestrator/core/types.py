@@ -116,8 +116,8 @@ class PassLoad(NamedTuple):
     """What a pass computed.
 
     num_rows: rows of all calls. num_steps: steps that it completed. mean_rows, mean_tokens: rows and committed tokens
-    of one of these steps, on average. has_prompts: it also read prompts or parts of them, or held only large drafts,
-    apart from the other steps, so its time is not that of a step. num_kv_tokens: tokens of all contexts.
+    of one of these steps, on average. is_atypical: its time is not that of a step, since it also read prompts or
+    parts of them, or held only large drafts, apart from the other steps. num_kv_tokens: tokens of all contexts.
     num_row_kv_tokens: tokens that each row attends to, summed over the rows. num_beside: requests whose steps ran in a
     separate pass beside it, or waited for one.
     """
@@ -126,7 +126,7 @@ class PassLoad(NamedTuple):
     num_steps: int
     mean_rows: float
     mean_tokens: float
-    has_prompts: bool = False
+    is_atypical: bool = False
     num_kv_tokens: int = 0
     num_row_kv_tokens: int = 0
     num_beside: int = 0
@@ -169,9 +169,9 @@ class Acceptance:
     num_beside: int = 0
 
     @property
-    def has_prompts(self) -> bool:
-        """True if the pass is known to have read parts of prompts too, so that its time is not that of a step."""
-        return bool(self.load and self.load.has_prompts)
+    def is_atypical(self) -> bool:
+        """True if the pass is known to have taken another time than a step usually does, since it read prompts, say."""
+        return bool(self.load and self.load.is_atypical)
 
     def top_tokens(self, num_tokens: int) -> tuple[list[list[int]], list[list[float]]]:
         """Return the top ids of the first positions and their log probabilities; empty if not requested."""

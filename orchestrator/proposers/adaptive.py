@@ -156,7 +156,7 @@ class Adaptive(Proposer):
         return Budget(budget.max_nodes, levels)
 
     def _note_load(self, acceptance: Acceptance) -> None:
-        if not acceptance.has_prompts:  # a pass that reads prompts may lack room for the usual steps
+        if not acceptance.is_atypical:  # a pass that reads prompts may lack room for the usual steps
             self._num_in_pass = acceptance.num_in_pass
 
     def _may_probe(self) -> bool:
@@ -265,7 +265,7 @@ class AdaptiveWhereShared(Proposer):
 
     def _note_load(self, acceptance: Acceptance) -> None:
         """Note whether passes are shared, ignoring those that read prompts, which may lack room for the usual steps."""
-        if acceptance.has_prompts:
+        if acceptance.is_atypical:
             return
         self._is_shared = acceptance.num_in_pass > 1
         if self._used is not self._adaptive:

@@ -140,7 +140,7 @@ class Auto(Proposer):
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Learn what the step cost, and how far the candidates agree with the text."""
-        self._num_singles = SINGLES if self._compiled and not acceptance.has_prompts else max(self._num_singles - 1, 0)
+        self._num_singles = SINGLES if self._compiled and not acceptance.is_atypical else max(self._num_singles - 1, 0)
         self._growth.learn(acceptance.tokens(tree))
         step_s = self._meter.observe(tree, acceptance)
         if self._heads:

@@ -70,7 +70,7 @@ class Ledger:
 class Rest(NamedTuple):
     """The steps of a pause so far: when it began, how many there were, and how long they waited for other passes.
 
-    in_passes_s: time of their own passes. has_prompts: one of these passes also read prompts. num_in_pass: requests in
+    in_passes_s: time of their own passes. is_atypical: one of these passes was. num_in_pass: requests in
     the first pass. is_apart: one of the passes did not hold most of the other requests, so its time says little about
     plain steps.
     """
@@ -79,7 +79,7 @@ class Rest(NamedTuple):
     num_steps: int = 0
     queue_us: int = 0
     in_passes_s: float = 0.0
-    has_prompts: bool = False
+    is_atypical: bool = False
     num_in_pass: int = 0
     is_apart: bool = False
 
@@ -90,7 +90,7 @@ class Rest(NamedTuple):
             self.num_steps + len(acceptances),
             self.queue_us + sum(each.queue_us for each in acceptances),
             self.in_passes_s + sum(pass_s(each) for each in acceptances),
-            self.has_prompts or any(each.has_prompts for each in acceptances),
+            self.is_atypical or any(each.is_atypical for each in acceptances),
             self.num_in_pass or acceptances[0].num_in_pass,
             self.is_apart or any(2 * each.num_beside >= each.num_in_pass for each in acceptances),
         )
@@ -242,7 +242,7 @@ class Meter:
             rest_s = rest.in_passes_s  # measured in the same way as steps with drafts
         num_in_pass, load = acceptances[-1].num_in_pass, acceptances[-1].load
         is_mixed = max(num_in_pass, rest.num_in_pass) > 2 * min(num_in_pass, rest.num_in_pass)
-        if (rest.has_prompts or is_mixed or rest.is_apart) and self._surface():
+        if (rest.is_atypical or is_mixed or rest.is_apart) and self._surface():
             self._costs.postpone_plain()
         elif rest.num_steps >= MEASURED_STEPS:
             self._costs.observe_plain(num_in_pass, rest_s / rest.num_steps, load, rest.num_steps)

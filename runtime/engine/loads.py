@@ -11,7 +11,7 @@ from runtime.native.decoding import DecodedStep
 
 
 def load_of(
-    planned: Sequence[tuple[object, Segment]], results: Sequence[VerifyResult], has_prompts: bool, num_beside: int
+    planned: Sequence[tuple[object, Segment]], results: Sequence[VerifyResult], is_atypical: bool, num_beside: int
 ) -> PassLoad:
     """Return the load of a pass over these segments; results: those of the steps that it completed."""
     segments = [segment for _, segment in planned]
@@ -22,7 +22,7 @@ def load_of(
         num_steps,
         1.0 + num_nodes / num_steps,
         1.0 + num_accepted / num_steps,
-        has_prompts,
+        is_atypical,
         sum(segment.last for segment in segments),
         sum(map(_num_row_kv_tokens, segments)),
         num_beside,

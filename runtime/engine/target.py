@@ -94,7 +94,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         """
         steps, long = ([each for each in planned if bursts.is_short(each[0]) is wanted] for wanted in (True, False))
         if not isinstance(self.paged.model, NativeModel):
-            self._run_pass(planned, 0.0, has_prompts=bursts.has_prompts(planned))
+            self._run_pass(planned, 0.0, is_atypical=bursts.has_prompts(planned))
             return
         unanswered = [call for call in self._calls if not call.answered]
         began_s = time.monotonic()
@@ -104,14 +104,14 @@ class TargetEngine(PagedEngine[StepRequest]):
             if steps:
                 self._run_steps(steps, limit_s)
             else:
-                self._run_pass(long, limit_s, has_prompts=bursts.has_prompts(long))
+                self._run_pass(long, limit_s, is_atypical=bursts.has_prompts(long))
             self._owed_s = time.monotonic() - began_s if long else 0.0
             return
         if self._owed_s > 0.0 and not bursts.has_prompts(long):
             self.progress.num_calls -= len(long)  # they wait for a later pass
         else:
             steps = bursts.not_due(steps, began_s + self._long_pass_s)
-            self._run_pass(long, 0.0, has_prompts=True, num_beside=len(steps))
+            self._run_pass(long, 0.0, is_atypical=True, num_beside=len(steps))
             self._owed_s = self._long_pass_s = time.monotonic() - began_s
             if not steps:
                 return
@@ -141,7 +141,7 @@ class TargetEngine(PagedEngine[StepRequest]):
             limit_s = min(limit_s, self._python_pass_s)
         self._run_pass(native, limit_s, num_beside=len(python) + num_beside)
 
-    def _run_pass(self, planned: Planned, limit_s: float, has_prompts: bool = False, num_beside: int = 0) -> None:
+    def _run_pass(self, planned: Planned, limit_s: float, is_atypical: bool = False, num_beside: int = 0) -> None:
         """Run a pass, or a burst until limit_s is over; answer the calls that are complete.
 
         limit_s: 0 = one pass, after which every call that has nothing left to compute is answered. num_beside: calls
@@ -169,7 +169,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         ]
         results = verify([self._verify_input(call) for call, _ in complete], [part for _, part in complete])
         forward_us, verify_us = _us(computed_s - began_s), _us(time.monotonic() - computed_s)
-        load = load_of(planned, results, has_prompts, num_beside)
+        load = load_of(planned, results, is_atypical, num_beside)
         for (call, part), result in zip(complete, results, strict=True):
             answer = replace(
                 self._settle(call, part, result),

@@ -35,10 +35,10 @@ def sizes(
     num_in_pass: int,
     sampling: Sampling = GREEDY,
     num_steps: int = 60,
-    has_prompts: bool = False,
+    is_atypical: bool = False,
 ) -> list[int]:
     """The sizes of the next drafts; num_in_pass: requests of each pass."""
-    load, found = PassLoad(num_in_pass, num_in_pass, 1.0, 1.0, has_prompts), list[int]()
+    load, found = PassLoad(num_in_pass, num_in_pass, 1.0, 1.0, is_atypical), list[int]()
     for _ in range(num_steps):
         tree = proposer.propose(Context([0]), sampling, Budget(4, 4)).tree
         found.append(tree.num_nodes)
@@ -108,7 +108,7 @@ def test_a_rest_that_many_requests_asked_for_ends_when_they_do() -> None:
 def test_a_pass_that_reads_prompts_does_not_say_that_a_request_is_alone() -> None:
     proposer = where_shared(is_shared=True)
     sizes(proposer, 2)
-    assert sum(map(bool, sizes(proposer, 1, num_steps=20, has_prompts=True))) <= 1
+    assert sum(map(bool, sizes(proposer, 1, num_steps=20, is_atypical=True))) <= 1
 
 
 def test_before_its_first_step_a_request_makes_no_probe(monkeypatch: pytest.MonkeyPatch) -> None:

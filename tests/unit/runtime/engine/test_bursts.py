@@ -223,7 +223,7 @@ def test_a_step_that_python_decides_has_a_pass_of_its_own_beside_three_others(
     assert engine.advance([*calls, single]) == calls
     assert engine.progress.num_passes == num_passes + 1  # the thread counts the other one
     answer = few.answers[1]
-    assert isinstance(answer, Acceptance) and answer.load and not answer.has_prompts
+    assert isinstance(answer, Acceptance) and answer.load and not answer.is_atypical
     assert (answer.num_in_pass, answer.load.num_steps, answer.load.num_beside) == (4, 1, 3)
     made = calls[0].made
     assert made and [step.acceptance.num_in_pass for step in made.steps] == [3, 4]
@@ -353,7 +353,7 @@ def test_a_large_draft_has_a_pass_of_its_own_beside_steps(engine: TargetEngine) 
     engine._owed_s, num_passes = 0.0, engine.progress.num_passes
     assert engine.advance([large, call]) == [call]
     assert engine.progress.num_passes == num_passes + 1  # the thread counts the other one
-    assert other.answers[1].num_in_pass == 2 and other.answers[1].has_prompts
+    assert other.answers[1].num_in_pass == 2 and other.answers[1].is_atypical
     assert call.made and [step.acceptance.num_in_pass for step in call.made.steps] == [2]
 
 

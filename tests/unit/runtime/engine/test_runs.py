@@ -295,11 +295,11 @@ def test_a_released_run_makes_no_further_step_and_answers_its_caller(served: Ser
 def test_the_output_that_was_taken_of_a_released_run_can_be_remembered(served: Served, folder: Path) -> None:
     sequence = sequence_of(folder, Sampling(), StopRule(MAX_TOKENS), StepOptions())
     caller, taken = Caller(served, 32, sequence, run_of(*METHODS[0], StopRule(MAX_TOKENS))), list[int]()
-    for _ in range(3):
+    for _ in range(2):  # the second answer may already hold all the rest
         for step in caller():
             sequence.context.commit(step.tokens)
             taken += step.tokens
-    assert len(taken) >= 3
+    assert len(taken) >= 2
     served.runs.release(32)
     served.runs.release(32)  # a second time, as a client that has had no answer may do
     assert [output for _, output in served.ended if output == taken] == [taken]
