@@ -12,8 +12,8 @@ import numpy as np
 from orchestrator.native.drafts_library import drafts_library
 from orchestrator.native.failures import check, counted, made
 
-#: Followers of a context that are looked up in the memory: all that its texts keep, as a rule.
-MOST_REMEMBERED = 1024
+#: The maximum number of followers of a context that are looked up, over all texts of a salt.
+MAX_REMEMBERED = 1024
 
 
 class CompiledMemory:
@@ -41,16 +41,16 @@ class CompiledRecollection:
     """The earlier responses that one request may draft from: those of its own salt."""
 
     def __init__(self, memory: CompiledMemory, salt: str) -> None:
-        self._memory, library, key = memory, memory.library, salt.encode()
+        self._memory, library, key = memory, memory.library, salt.encode(errors="surrogatepass")
         self.handle = made(library.drafts_new_recollection(memory.handle, key, len(key)), "a memory of responses")
         weakref.finalize(self, library.drafts_free_recollection, self.handle)
 
     def followers(self, context: Sequence[int]) -> Counter[int]:
-        """Return {token: how often it followed all of `context`}; at most MOST_REMEMBERED tokens."""
-        backwards, found = (c_int32 * len(context))(*context[::-1]), np.empty((2, MOST_REMEMBERED), np.int32)
+        """Return {token: how often it followed all of `context`}; at most MAX_REMEMBERED tokens."""
+        backwards, found = (c_int32 * len(context))(*context[::-1]), np.empty((2, MAX_REMEMBERED), np.int32)
         written = (row.ctypes.data for row in found)
         look_up = self._memory.library.drafts_remembered
-        size = counted(look_up(self.handle, backwards, len(context), *written, MOST_REMEMBERED), "a look-up")
+        size = counted(look_up(self.handle, backwards, len(context), *written, MAX_REMEMBERED), "a look-up")
         counts: Counter[int] = Counter()
         for token, times in found[:, :size].T.tolist():
             counts[token] += times

@@ -203,7 +203,7 @@ def test_the_compiled_memory_holds_what_the_reference_holds() -> None:
     assert isinstance(compiled, CompiledMemory)
     for _ in range(400):
         salt, response = (
-            rng.choice(["", "a", "a\x00", "é"]),
+            rng.choice(["", "a", "a\x00", "\ud800"]),
             [rng.randrange(6) for _ in range(rng.choice([0, 5, 40, 310]))],
         )
         for memory in (compiled, reference):
