@@ -180,10 +180,12 @@ def test_steps_on_demand_rebuild_the_tokens(client: openai.OpenAI) -> None:
     chunks = list(client.completions.create(**{**GREEDY, "extra_body": extra}, stream=True))
 
     for choice in (chunk.choices[0] for chunk in chunks):
-        (step,) = choice.model_extra["steps"]
-        assert [token["id"] for token in step["tokens"]][: len(choice.token_ids)] == choice.token_ids
+        steps = choice.model_extra["steps"]
+        tokens = [token["id"] for step in steps for token in step["tokens"]]
+        assert tokens[: len(choice.token_ids)] == choice.token_ids
         assert all(
             step["nodes"][node - 1]["id"] == token["id"]
+            for step in steps
             for node, token in zip(step["path"], step["tokens"], strict=False)
         )
 
