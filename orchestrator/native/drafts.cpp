@@ -10,8 +10,8 @@
 #include "drafts.h"
 #include "growth.h"
 #include "guarded.h"
-#include "response_memory.h"
 #include "prompt_lookup.h"
+#include "response_memory.h"
 #include "suffix.h"
 
 using namespace drafts;

@@ -78,14 +78,11 @@ class TextCandidates:
         """Return at most two candidates; the one that the shorter suffix adds has evidence of its own."""
         if state is None:
             return ()
-        text, first = self._text, self._text.latest(state)
-        found = [Candidate(first.token, _text_evidence(state.length, first.share, first.times))]
-        shorter = text.shorter(state)
+        found, shorter = [_latest(self._text, state)], self._text.shorter(state)
         if shorter.state != ROOT:
-            second = text.latest(shorter)
-            if second.token != first.token:
-                evidence = _text_evidence(shorter.length, second.share, second.times)
-                found.append(Candidate(second.token, OF_SHORTER + evidence))
+            token, evidence = _latest(self._text, shorter)
+            if token != found[0].token:
+                found.append(Candidate(token, OF_SHORTER + evidence))
         return found
 
     def prior(self, evidence: int) -> float:
@@ -109,52 +106,55 @@ def _length_of(length: int) -> int:
     return min(length, MAX_LENGTH) if length < MAX_LENGTH * 3 // 2 else MAX_LENGTH + 1
 
 
-class MemoryCandidates:
-    """What last followed the longest suffix of the text that occurs in an earlier response of the same salt."""
+def _latest(text: Automaton, match: Match) -> Candidate:
+    """Return the token that followed a match last."""
+    latest = text.latest(match)
+    return Candidate(latest.token, _text_evidence(match.length, latest.share, latest.times))
 
-    name = "memory"
 
-    def __init__(self, memory: Recollection) -> None:
-        self._memory = memory
+class LastTokens:
+    """What the sources share that look the last tokens up: these tokens are the state.
+
+    num_of_text, max_tokens: how many tokens of the text it begins with, and the most with a continuation after them.
+    """
+
+    num_of_text = max_tokens = MAX_MATCH
 
     def start(self, context: Context) -> tuple[int, ...]:
         """Return the last tokens."""
-        return tuple(context.ids[-MAX_MATCH:])
+        return tuple(context.ids[-self.num_of_text :])
 
     def after(self, state: tuple[int, ...], token: int) -> tuple[int, ...]:
         """Return the last tokens after one more."""
-        return (*state, token)[-MAX_DEPTH:]
-
-    def candidates(self, state: tuple[int, ...]) -> Sequence[Candidate]:
-        """Return the latest follower."""
-        found = self._memory.longest(state, _latest)
-        return () if found is None else (found,)
+        return (*state, token)[-self.max_tokens :]
 
     def prior(self, evidence: int) -> float:
         """Return the chance that a token from the request's own text would have."""
         return _text_prior(evidence)
 
 
-def _latest(text: Automaton, match: Match) -> Candidate:
-    latest = text.latest(match)
-    return Candidate(latest.token, _text_evidence(match.length, latest.share, latest.times))
+class MemoryCandidates(LastTokens):
+    """What last followed the longest suffix of the text that occurs in an earlier response of the same salt."""
+
+    name = "memory"
+    max_tokens = MAX_DEPTH
+
+    def __init__(self, memory: Recollection) -> None:
+        self._memory = memory
+
+    def candidates(self, state: tuple[int, ...]) -> Sequence[Candidate]:
+        """Return the latest follower."""
+        found = self._memory.longest(state, _latest)
+        return () if found is None else (found,)
 
 
-class CorpusCandidates:
+class CorpusCandidates(LastTokens):
     """What most often followed the longest suffix of the text that occurs in the deployment's corpus."""
 
     name = "corpus"
 
     def __init__(self, corpus: Corpus) -> None:
         self._corpus = corpus
-
-    def start(self, context: Context) -> tuple[int, ...]:
-        """Return the last tokens."""
-        return tuple(context.ids[-MAX_MATCH:])
-
-    def after(self, state: tuple[int, ...], token: int) -> tuple[int, ...]:
-        """Return the last tokens after one more."""
-        return (*state, token)[-MAX_MATCH:]
 
     def candidates(self, state: tuple[int, ...]) -> Sequence[Candidate]:
         """Return the most frequent follower."""
@@ -163,26 +163,15 @@ class CorpusCandidates:
             return ()
         return (Candidate(found.token, _text_evidence(found.length, found.times / found.num_places, found.times)),)
 
-    def prior(self, evidence: int) -> float:
-        """Return the chance that a token from the request's own text would have."""
-        return _text_prior(evidence)
 
-
-class TableCandidates:
+class TableCandidates(LastTokens):
     """The most frequent follower of the last tokens in the deployment's token statistics."""
 
     name = "ngram"
+    num_of_text = max_tokens = MAX_ORDER - 1
 
     def __init__(self, tables: Tables) -> None:
         self._levels, self._vocab_size = likeliest_followers(tables), tables.vocabulary.size
-
-    def start(self, context: Context) -> tuple[int, ...]:
-        """Return the last tokens."""
-        return tuple(context.ids[1 - MAX_ORDER :])
-
-    def after(self, state: tuple[int, ...], token: int) -> tuple[int, ...]:
-        """Return the last tokens after one more."""
-        return (*state, token)[1 - MAX_ORDER :]
 
     def candidates(self, state: tuple[int, ...]) -> Sequence[Candidate]:
         """Return the candidate after the longest known context that ends here, if there is one."""
