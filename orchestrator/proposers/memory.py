@@ -23,11 +23,6 @@ PIECE_TOKENS = 64
 T = TypeVar("T")
 
 
-def new_memory(max_tokens: int) -> Memory | CompiledMemory:
-    """Return a memory without responses, in native code if that can be compiled."""
-    return compiled_memory(max_tokens) or Memory(max_tokens)
-
-
 class Segment(NamedTuple):
     """Responses of one salt, learnt one by one and forgotten together."""
 
@@ -93,6 +88,15 @@ class Memory:
         self._by_salt[salt].remove(text)
         if not self._by_salt[salt]:
             del self._by_salt[salt]
+
+
+#: The memory of a process: in native code, or the reference.
+ResponseMemory = Memory | CompiledMemory
+
+
+def new_memory(max_tokens: int) -> ResponseMemory:
+    """Return a memory without responses, in native code if that can be compiled."""
+    return compiled_memory(max_tokens) or Memory(max_tokens)
 
 
 class Recollection(NamedTuple):

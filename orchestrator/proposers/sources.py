@@ -13,14 +13,13 @@ from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.engine_manifest import served_checkpoint
-from orchestrator.native.response_memory import CompiledMemory
 from orchestrator.proposers.adjacency import SharedMatrices
 from orchestrator.proposers.corpus import load_corpus_index
 from orchestrator.proposers.dependencies import DrafterClient, ProposerDependencies
 from orchestrator.proposers.draft_costs import DraftCosts
 from orchestrator.proposers.drafter_clients import Drafter, LocalDrafterClient
 from orchestrator.proposers.estimates import AcceptanceEstimates
-from orchestrator.proposers.memory import Memory, new_memory
+from orchestrator.proposers.memory import ResponseMemory, new_memory
 from orchestrator.proposers.registry import select_method
 from orchestrator.proposers.tables import load_tables
 from orchestrator.sampling.grammar import Grammars
@@ -39,7 +38,7 @@ class ProposerSources:
         self,
         config: ServingConfig,
         checkpoint: Checkpoint,
-        memory: Memory | CompiledMemory | None = None,
+        memory: ResponseMemory | None = None,
         pass_costs: PassCosts | None = None,
     ) -> None:
         self.grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
@@ -98,7 +97,7 @@ class RunProposers:
         config: ServingConfig,
         drafters: Mapping[str, Drafter],
         pass_costs: PassCosts | None = None,
-        memory: Memory | CompiledMemory | None = None,
+        memory: ResponseMemory | None = None,
     ) -> None:
         self.memory = memory or (new_memory(config.remember_tokens) if config.remember_tokens else None)
         self._sources = ProposerSources(config, served_checkpoint(config), self.memory, pass_costs)

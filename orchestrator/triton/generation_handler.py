@@ -16,8 +16,7 @@ from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.generation.loop import SequenceState, Steps, generate
 from orchestrator.generation.responses import ResponseMerger, Responses, Send
 from orchestrator.generation.text import FinishReason
-from orchestrator.native.response_memory import CompiledMemory
-from orchestrator.proposers.memory import Memory
+from orchestrator.proposers.memory import ResponseMemory
 from orchestrator.requests.generation_request import GenerationRequest
 from orchestrator.requests.inputs import RequestInputs
 from orchestrator.requests.request_builder import RequestBuilder
@@ -49,7 +48,7 @@ class GenerationHandler:
     builder: RequestBuilder
     steps: Callable[[GenerationRequest, SequenceState, BlsTargetClient], Steps]
     refuse: Callable[[str, Any], None]
-    memory: Memory | CompiledMemory | None
+    memory: ResponseMemory | None
     metrics: RequestMetrics
     traces: Traces | None = None
     times: RequestTimes = field(default_factory=RequestTimes)

@@ -19,10 +19,9 @@ from orchestrator.deployment.engine_manifest import served_checkpoint
 from orchestrator.deployment.heartbeat import Heartbeat, ask_for_replacement
 from orchestrator.deployment.reload_requests import Commit, ReloadListener
 from orchestrator.generation.loop import SequenceState, StepByStep, Steps, StepsOfRun
-from orchestrator.native.response_memory import CompiledMemory
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.drafter_clients import DraftAnswer
-from orchestrator.proposers.memory import Memory, new_memory
+from orchestrator.proposers.memory import ResponseMemory, new_memory
 from orchestrator.proposers.sources import ProposerSources
 from orchestrator.requests.generation_request import GenerationRequest
 from orchestrator.requests.inputs import RequestInputs, read
@@ -46,7 +45,7 @@ class Served(NamedTuple):
     """What a deployment's settings determine; a reload replaces all of it. memory: None = nothing is remembered."""
 
     config: ServingConfig
-    memory: Memory | CompiledMemory | None
+    memory: ResponseMemory | None
     sources: ProposerSources
     builder: RequestBuilder
 
@@ -85,7 +84,7 @@ class PublicHost:
             heartbeat.start()
         ReloadListener.start(self._prepare_reload)
 
-    def _read(self, config: ServingConfig, memory: Memory | CompiledMemory | None) -> Served:
+    def _read(self, config: ServingConfig, memory: ResponseMemory | None) -> Served:
         """Return what is derived from the settings of a deployment; raises ConfigError if they cannot be served."""
         checkpoint = self._checkpoint
         sources = ProposerSources(config, checkpoint, memory)

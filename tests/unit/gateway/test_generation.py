@@ -105,27 +105,22 @@ def test_a_long_silence_leaves_time_for_another_replica() -> None:
     run(test, recovery_limit_s=2, first_limit_s=2.5, silence_limit_s=2.5)
 
 
-def test_a_request_that_is_wrong_is_not_tried_again() -> None:
-    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
-        break_both(made, Fault(0, grpc.StatusCode.INVALID_ARGUMENT, "top_p must be in 0..1 (input top_p)"))
-        with pytest.raises(Refusal, match="top_p"):
-            await text(generation(replicas))
-        assert sum(len(replica.requests) for replica in made) == 1
-        assert all(replica.is_usable for replica in replicas.all.values())
-
-    run(test)
-
-
 @pytest.mark.parametrize(
-    "quoted", ["Stub process", "', message: Stub process 'speculative' is not healthy.", "\nStub process"]
+    ("words", "message"),
+    [
+        ("top_p", "top_p must be in 0..1 (input top_p)"),
+        *(
+            ("unknown rule", f"unknown rule {quoted!r} (allowed: block, coupled, rejection, typical; input rule)")
+            for quoted in ("Stub process", "', message: Stub process 'speculative' is not healthy.", "\nStub process")
+        ),
+    ],
 )
-def test_no_text_of_a_request_makes_its_replica_look_lost(quoted: str) -> None:
+def test_a_request_that_is_wrong_is_not_tried_again_whatever_it_quotes(words: str, message: str) -> None:
     """Otherwise a client could have every replica left alone, ever longer, by quoting what Triton says of a dead one."""
 
     async def test(made: list[StandInReplica], replicas: Replicas) -> None:
-        message = f"unknown rule {quoted!r} (allowed: block, coupled, rejection, typical; input rule)"
         break_both(made, Fault(0, grpc.StatusCode.INVALID_ARGUMENT, message))
-        with pytest.raises(Refusal, match="unknown rule"):
+        with pytest.raises(Refusal, match=words):
             await text(generation(replicas))
         assert sum(len(replica.requests) for replica in made) == 1
         assert all(replica.is_usable for replica in replicas.all.values())
