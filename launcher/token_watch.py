@@ -42,7 +42,7 @@ class TokenWatch(threading.Thread):
         self._ended.set()
 
     def run(self) -> None:
-        """Look until `end`."""
+        """Poll until `end`."""
         while not self._ended.wait(PERIOD_S):
             try:
                 self.poll()

@@ -70,7 +70,7 @@ class Ledger:
 class Rest(NamedTuple):
     """The steps of a pause so far: when it began, how many there were, and how long they waited for other passes.
 
-    in_passes_s: time of their own passes. is_atypical: one of these passes was. num_in_pass: requests in
+    in_passes_s: time of their own passes. is_atypical: one of these passes was, in its time. num_in_pass: requests in
     the first pass. is_apart: one of the passes did not hold most of the other requests, so its time says little about
     plain steps.
     """
