@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import secrets
 import signal
 import sys
 import time
@@ -24,24 +25,26 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
 import launcher
-from clients.generate import ONE_LINE, Generation, Painter, compare, generate, ratio
+from clients.generate import ONE_LINE, Generation, Painter, generate, ratio
 
 ROOT = Path(__file__).resolve().parent.parent
 METHODS = (
     "none", "auto", "prompt_lookup", "suffix", "ngram", "lookahead", "jacobi", "recycling", "draft_model",
-    "medusa", "eagle", "eagle2", "eagle3", "redrafter", "prompt_lookup+eagle2",
+    "medusa", "eagle", "eagle2", "eagle3", "redrafter", "prompt_lookup+eagle2", "predicted",
 )  # fmt: skip
 #: The drafters of the methods that need one.
 DRAFTERS = {
     "draft_model": "draft", "medusa": "medusa", "eagle": "eagle", "eagle2": "eagle", "eagle3": "eagle3",
     "redrafter": "redrafter",
 }  # fmt: skip
-# This method drafts from the text that the client expects; the demo knows it only for edits.
-PREDICTED, PREDICTABLE = "predicted", "edit"
+PLAIN, DEFAULT = METHODS[:2]
+#: This method drafts from the text that the client expects, which the demo knows only for edits.
+PREDICTED = "predicted"
 TASKS = ("completion", "edit", "docstring")
 NEAR_TIE = 1e-4
 MAX_TOKENS = 96
-NUM_SPEED_PROMPTS = 2
+NUM_PROMPTS = 3  # per task
+ROW = "{:<22}{:>22}{:>10}{:>10}{:>19}{:>13}"
 
 
 @dataclass(frozen=True)
@@ -84,52 +87,65 @@ def methods_of(drafters: Sequence[str]) -> list[str]:
     return [method for method in METHODS if {DRAFTERS.get(name, "") for name in method.split("+")} <= {"", *drafters}]
 
 
-Texts = dict[tuple[str, str], Generation]
-
-
-def show_texts(client: Any, prompts: Sequence[Prompt], methods: Sequence[str]) -> Texts:
-    """Stream each prompt with each method; return the generations by method and prompt id."""
-    paint, found = Painter(sys.stdout), {}
+def show_texts(client: Any, prompts: Sequence[Prompt]) -> None:
+    """Stream each prompt without drafts and with the default method."""
+    paint = Painter(sys.stdout)
     print("Plain text was generated token by token. Each coloured stretch is one step that accepted drafts.")
     for prompt in prompts:
         print(heading(f"{prompt.task} ({prompt.id})"), dim("\n".join(prompt.text.splitlines()[-4:])), sep="\n")
-        for method in (*methods, PREDICTED) if prompt.task == PREDICTABLE else methods:
-            found[method, prompt.id] = show_text(client, prompt, method, paint)
+        for method in (PLAIN, DEFAULT):
+            print(bold(f"── {method} "))
+            done = generate(client, prompt.text, paint, speculation=method, max_tokens=MAX_TOKENS, cache_salt=method)
+            print(f"\n{dim(ONE_LINE.format(**done.numbers()))}", flush=True)
+
+
+#: By method and prompt.
+Runs = dict[tuple[str, Prompt], Generation]
+
+
+def run_all(client: Any, prompts: Sequence[Prompt], methods: Sequence[str]) -> Runs:
+    """Continue each prompt with each method in turn, each time from a cold cache; the first one also as a warm-up."""
+    found: Runs = {}
+    for prompt in (prompts[0], *prompts):
+        for method in methods:
+            if method != PREDICTED or prompt.prediction:
+                expected = prompt.prediction if method == PREDICTED else None
+                inputs: dict[str, Any] = {"speculation": method, "draft_text": expected, "max_tokens": MAX_TOKENS}
+                found[method, prompt] = generate(client, prompt.text, cache_salt=secrets.token_hex(8), **inputs)
     return found
 
 
-def show_text(client: Any, prompt: Prompt, method: str, paint: Painter) -> Generation:
-    """Stream one prompt with one method, from a cold cache."""
-    print(bold(f"── {method} "))
-    inputs = {"speculation": method, "max_tokens": MAX_TOKENS, "cache_salt": f"show-{method}"}
-    if method == PREDICTED:
-        inputs["draft_text"] = prompt.prediction
-    done = generate(client, prompt.text, paint, **inputs)
-    print(f"\n{dim(ONE_LINE.format(**done.numbers()))}", flush=True)
-    return done
+def report(checkpoint: str, texts: Runs, timed: Runs) -> bool:
+    """Print a line for each method; return False if a text differs from plain decoding's by more than a near tie.
 
-
-def report_same_text(checkpoint: str, prompts: Sequence[Prompt], texts: Texts) -> bool:
-    """Print which texts equal that of plain decoding; return False if one differs by more than a near tie."""
-    print(heading("Is the text the same? (float32, each method compared with none, token by token)"))
-    row, all_fine = "{:<22}" + "{:>34}" * len(prompts), True
-    print(row.format("method", *(prompt.id for prompt in prompts)))
-    for method in dict.fromkeys(name for name, _ in texts if name != METHODS[0]):
-        cells = []
-        for prompt in prompts:
-            plain, other = (texts.get((name, prompt.id)) for name in (METHODS[0], method))
-            apart = margin(checkpoint, prompt.text, plain.ids, other.ids) if plain and other else None
-            cells.append(cell(apart) if other else "–")
-            all_fine &= apart is None or apart < NEAR_TIE
-        print(row.format(method, *cells))
+    texts: runs whose texts are compared. timed: runs whose speed is shown.
+    """
+    print(ROW.format("method", "same text", "tokens/s", "speed-up", "acceptance length", "first token"))
+    all_fine = True
+    for method in dict.fromkeys(name for name, _ in texts):
+        prompts = [prompt for name, prompt in texts if name == method]
+        apart = [
+            margin(checkpoint, prompt.text, texts[PLAIN, prompt].ids, texts[method, prompt].ids) for prompt in prompts
+        ]
+        all_fine &= all(each is None or each < NEAR_TIE for each in apart)
+        own, plain = (pooled([timed[name, prompt].numbers() for prompt in prompts]) for name in (method, PLAIN))
+        rate, speed_up = own["tokens_per_s"], ratio(own["tokens_per_s"], plain["tokens_per_s"])
+        length, first_s = own["acceptance_length"], own["first_token_s"]
+        cells = f"{rate:.0f}", f"{speed_up:.2f} ×", f"{length:.2f}", f"{first_s:.3f} s"
+        print(ROW.format(method, same_text(apart), *cells))
     return all_fine
 
 
-def cell(apart: float | None) -> str:
-    """Return the cell of the first table for the logit margin at the first difference, None if there is none."""
-    if apart is None:
-        return "yes"
-    return f"near tie ({apart:.0e} in float64)" if apart < NEAR_TIE else f"NO (margin {apart:.2g})"
+def same_text(apart: Sequence[float | None]) -> str:
+    """Return how many texts are equal or near ties.
+
+    apart: the margin of each text at its first difference; None if there is no difference.
+    """
+    num_ties = sum(margin is not None and margin < NEAR_TIE for margin in apart)
+    count = f"{apart.count(None)}/{len(apart)}"
+    if apart.count(None) + num_ties < len(apart):
+        return f"{count} NO"
+    return f"{count} ({num_ties} near ties)" if num_ties else count
 
 
 def margin(checkpoint: str, text: str, plain: Sequence[int], other: Sequence[int]) -> float | None:
@@ -150,26 +166,6 @@ def margin(checkpoint: str, text: str, plain: Sequence[int], other: Sequence[int
     with torch.inference_mode():
         logits = model(input_ids=torch.tensor([[*prompt, *plain[:at]]])).logits[0, -1]
     return abs(float(logits[plain[at]] - logits[other[at]]))
-
-
-def show_speed(client: Any, folder: Path, dtype: str, methods: Sequence[str]) -> None:
-    """Print the second table: `generate.py --compare` over several prompts per task."""
-    row = "{:<12}{:<22}{:>10}{:>14}{:>20}{:>12}"
-    print(heading(f"Is it faster? ({dtype}; {NUM_SPEED_PROMPTS} prompts per task, cold caches, methods in turn)"))
-    print(row.format("task", "method", "tokens/s", "first token", "acceptance length", "speed-up"))
-    warm_ups = 1  # only for the first prompt: afterwards the server is warm
-    for task in TASKS:
-        runs = []
-        for prompt in load_prompts(folder, task)[:NUM_SPEED_PROMPTS]:
-            runs.append(compare(client, prompt.text, methods, 1, warm_ups, max_tokens=MAX_TOKENS))
-            warm_ups = 0
-        by_method = [[run.numbers() for per_prompt in runs for run in per_prompt[i]] for i in range(len(methods))]
-        plain = pooled(by_method[0])["tokens_per_s"]
-        for method, numbers in zip(methods, by_method, strict=True):
-            all_of = pooled(numbers)
-            rate, first_s, length = all_of["tokens_per_s"], all_of["first_token_s"], all_of["acceptance_length"]
-            cells = f"{rate:.0f}", f"{first_s:.3f} s", f"{length:.2f}", f"{ratio(rate, plain):.2f} ×"
-            print(row.format(task, method, *cells), flush=True)
 
 
 def pooled(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -203,15 +199,18 @@ def demo(config: Path, folder: Path) -> int:
     dtype = os.environ.get("SERVING_DTYPE") or keys.get("dtype", "float32")
     target = os.environ.get("SERVING_TARGET") or keys["target"]
     checkpoint = str(config.parent / target) if (config.parent / target).exists() else target
-    prompts = [load_prompts(folder, task)[0] for task in TASKS]
+    prompts = [prompt for task in TASKS for prompt in load_prompts(folder, task)[:NUM_PROMPTS]]
+    first = {prompt.task: prompt for prompt in reversed(prompts)}
     with serving(config, "float32") as (client, methods):
-        texts = show_texts(client, prompts, methods)
-        same = report_same_text(checkpoint, prompts, texts)
-        if same and dtype == "float32":
-            show_speed(client, folder, dtype, methods)
-    if same and dtype != "float32":
+        show_texts(client, [first[task] for task in TASKS])
+        texts = timed = run_all(client, prompts, methods)
+    if dtype != "float32":
         with serving(config, dtype) as (client, methods):
-            show_speed(client, folder, dtype, methods)
+            timed = run_all(client, prompts, methods)
+    compared = "" if dtype == "float32" else ", texts compared in float32"
+    print(heading("Is the text the same, and is it faster?"))
+    print(f"{len(prompts)} prompts of {MAX_TOKENS} tokens, {dtype}{compared}; methods in turn, each from a cold cache.")
+    same = report(checkpoint, texts, timed)
     if not same:
         print("error: a text differs from that of plain decoding by more than a near tie", file=sys.stderr)
     return 0 if same else 1

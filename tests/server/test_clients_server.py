@@ -168,7 +168,7 @@ def test_demo_shows_the_same_text_and_ends(linked: Path, capsys: Any) -> None:
     """The deployment's dtype is not float32, so the demo starts two servers."""
     config = deployment(linked, 'draft = "draft"', "remember_tokens = 1000")
     for task in demo.TASKS:
-        copy = "\n\n\n# the same with `Q` renamed to `R`" if task == demo.PREDICTABLE else ""
+        copy = "\n\n\n# the same with `Q` renamed to `R`" if task == "edit" else ""
         texts = [PROMPT * (i + 1) + copy for i in range(2)]
         lines = [json.dumps({"id": f"{task}-{i}", "task": task, "text": text}) for i, text in enumerate(texts)]
         (linked / f"{task}.jsonl").write_text("\n".join(lines))
@@ -176,10 +176,9 @@ def test_demo_shows_the_same_text_and_ends(linked: Path, capsys: Any) -> None:
     assert demo.main(["--config", str(config), "--prompts", str(linked)]) == 0
 
     printed = capsys.readouterr().out
-    for method in LOADED:
+    for method in (demo.PLAIN, demo.DEFAULT):
         assert printed.count(f"── {method} ") == len(demo.TASKS)
-    rows = [line.split()[:2] for line in printed.splitlines()]
-    assert all([task, method] in rows for task in demo.TASKS for method in LOADED)
-    assert printed.count("── predicted ") == 1
-    assert printed.count("yes") == len(demo.TASKS) * (len(LOADED) - 1) + 1
-    assert "float64" in printed
+    same = dict(line.split()[:2] for line in printed.splitlines() if " × " in line)
+    num_prompts = 2 * len(demo.TASKS)
+    assert same == {method: "2/2" if method == demo.PREDICTED else f"{num_prompts}/{num_prompts}" for method in LOADED}
+    assert "float64, texts compared in float32" in printed

@@ -34,9 +34,17 @@ def taken(runner: str, prompt: str, decode_s: float, **changes: Any) -> Sample:
 SAMPLES = [taken("none", "p", 1.0), taken("fast", "p", 0.5), taken("none", "q", 2.0), taken("fast", "q", 1.0)]
 
 
-def test_demo_says_yes_near_tie_or_no() -> None:
-    found = [demo.cell(margin) for margin in (None, 1e-6, 0.5, math.inf)]
-    assert found == ["yes", "near tie (1e-06 in float64)", "NO (margin 0.5)", "NO (margin inf)"]
+@pytest.mark.parametrize(
+    ("apart", "shown"),
+    [
+        ([None, None], "2/2"),
+        ([None, 1e-6], "1/2 (1 near ties)"),
+        ([None, 1e-6, 0.5], "1/3 NO"),
+        ([math.inf], "0/1 NO"),
+    ],
+)
+def test_demo_says_how_many_texts_are_the_same(apart: list[float | None], shown: str) -> None:
+    assert demo.same_text(apart) == shown
 
 
 def test_demo_pools_totals_not_rates() -> None:
