@@ -1,4 +1,4 @@
-"""Under `coupled` 300,000 tokens of table models are the reference's, one by one; planted bugs are seen in 30,000.
+"""Under `coupled` 100,000 tokens of table models are the reference's, one by one; planted bugs are seen in 15,000.
 
 A million: `python -m tests.laws`.
 """
@@ -17,7 +17,7 @@ from runtime.engine.verify import VerifyInput
 from runtime.sampling import distribution, noise, served
 from tests.support.pathwise import compare
 
-NUM_TOKENS, NUM_PLANTED = 300_000, 30_000
+NUM_TOKENS, NUM_PLANTED = 100_000, 15_000
 
 pytestmark = pytest.mark.usefixtures("without_collector")
 

@@ -1,4 +1,4 @@
-"""The laws of the rules as served, over 300,000 seeds; planted bugs must leave them over 50,000.
+"""The laws of the rules as served, over 150,000 seeds; planted bugs must leave them over 50,000.
 
 A million seeds: `python -m tests.laws`.
 """
@@ -44,7 +44,7 @@ from tests.support.rule_laws import (
     small_head,
 )
 
-NUM_DRAWS, NUM_FEWER, NUM_PLANTED = 300_000, 100_000, 50_000
+NUM_DRAWS, NUM_FEWER, NUM_PLANTED = 150_000, 60_000, 50_000
 EACH_RULE = (COUPLED, CHAIN, BLOCK)  # the others over fewer seeds
 
 pytestmark = [pytest.mark.usefixtures("without_collector"), pytest.mark.timeout(600)]

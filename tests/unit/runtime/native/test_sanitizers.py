@@ -12,7 +12,7 @@ import pytest
 from runtime.native.library import LIBRARY
 
 DRIVER = Path(__file__).with_name("fuzz.cpp")
-FLAGS = ["-std=c++17", "-O1", "-g", "-ffp-contract=off", "-pthread"]
+FLAGS = ["-std=c++17", "-Og", "-g", "-ffp-contract=off", "-pthread"]
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 
 
@@ -20,10 +20,11 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler wi
 
 
 def compiled(folder: Path, *flags: str) -> Path:
-    """Compile the driver with the library's sources."""
-    program = folder / "fuzz"
-    sources = [str(LIBRARY.folder / name) for name in LIBRARY.sources]
-    command = [str(COMPILER), *FLAGS, *flags, f"-I{LIBRARY.folder}", str(DRIVER), *sources, "-o", str(program)]
+    """Compile the driver with the library's sources, as one file: it takes a third of the time."""
+    program, together = folder / "fuzz", folder / "together.cpp"
+    sources = [DRIVER, *(LIBRARY.folder / name for name in LIBRARY.sources)]
+    together.write_text("".join(f'#include "{source}"\n' for source in sources))
+    command = [str(COMPILER), *FLAGS, *flags, f"-I{LIBRARY.folder}", str(together), "-o", str(program)]
     subprocess.run(command, check=True, timeout=250)
     return program
 
