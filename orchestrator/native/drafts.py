@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.core.surfaces import Surface
+from orchestrator.core.cost_model import CostModel
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import FloatArray
 from orchestrator.native.drafts_library import (
@@ -148,7 +148,7 @@ class CompiledGrowth(CompiledProposer):
         agreement: int,
         max_nodes: int,
         max_depth: int,
-        costs: Surface,
+        costs: CostModel,
         node_s: float,
     ) -> tuple[TokenTree, list[int], FloatArray]:
         """Return the tree, each node's sources as bits, and each node's chance.

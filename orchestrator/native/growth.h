@@ -161,7 +161,7 @@ class Growth : public Proposer {
     options_.clear(), children_.clear(), states_.clear();
     waiting_ = {};
     expand(0, 0, 1.0, start(place, agreement));
-    double expected = 1.0 + costs.others_tokens, rate = (1.0 + kMargin) * costs.rate;
+    double expected = 1.0 + costs.others_tokens, rate = (1.0 + kMargin) * costs.rate_to_beat;
     int num_nodes = 0, num_best = 0;
     while (!waiting_.empty() && num_nodes < max_nodes) {
       Waiting next = waiting_.top();

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from orchestrator.core.context import Context
+from orchestrator.core.cost_model import CostModel
 from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts
-from orchestrator.core.surfaces import Surface
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.proposers.dependencies import ProposerDependencies
@@ -89,11 +89,11 @@ class Adaptive(Proposer):
         A proposer whose draft has begun is still asked for it, even if a pause begins now; a proposer that drafts
         nothing at this step still reads the new text.
         """
-        surface = self._meter.begin(len(context))
+        costs = self._meter.begin(len(context))
         limits, self._limits = self._limits or self._paying_budget(len(context), budget, sampling), None
         drafted = self._proposer.propose(context, sampling, limits).cut(limits)
         self._was_asked = bool(limits.max_depth)
-        self._drafted = drafted if surface else Proposal.empty()
+        self._drafted = drafted if costs else Proposal.empty()
         self._is_sampled = bool(drafted.q) and sampling.rule.uses_q
         if not self.num_plain:
             self._num_at_rest = self._num_in_pass
@@ -103,7 +103,7 @@ class Adaptive(Proposer):
         expected_s = self._levels.seconds.value * limits.max_depth
         self._note_levels(self._drafted.tree)
         self._lacks_states = self.options != self._proposer.options
-        return self._paying(surface, expected_s) if surface and self._drafted.tree.num_nodes else self._drafted
+        return self._paying(costs, expected_s) if costs and self._drafted.tree.num_nodes else self._drafted
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Learn how far the draft agrees with the text, and what the step cost.
@@ -145,9 +145,9 @@ class Adaptive(Proposer):
             return NO_DRAFT
         kind = self._counted_as, range_of(sampling), sampling.rule.uses_q
         self._ranks, self._levels = RankEstimates(self._estimates, *kind), self._draft_costs.levels(*kind)
-        surface = self._meter.surface(context_len)
-        depth = self._depth(budget, surface) if surface else 0
-        self._is_probe = bool(surface) and not depth and self._may_probe()
+        costs = self._meter.cost_model(context_len)
+        depth = self._depth(budget, costs) if costs else 0
+        self._is_probe = bool(costs) and not depth and self._may_probe()
         self._wants_draft = bool(depth or self._is_probe)
         levels = min(depth or 1, budget.max_depth, budget.max_nodes)
         if self._lacks_states or not (self._wants_draft and levels):
@@ -165,15 +165,15 @@ class Adaptive(Proposer):
             self._has_reserved, self._levels.idle_s = True, 0.0
         return self._has_reserved
 
-    def _depth(self, budget: Budget, surface: Surface) -> int:
+    def _depth(self, budget: Budget, costs: CostModel) -> int:
         """Return the number of levels with the highest rate, γ for a chain; levels are assumed to be of recent size."""
         most = min(budget.max_depth, budget.max_nodes, self._num_levels)
         chances = np.cumprod([self._ranks.chance(depth, 0) for depth in range(1, most + 1)])
-        tokens = 1.0 + surface.others_tokens + np.concatenate([[0.0], np.cumsum(chances)])
+        tokens = 1.0 + costs.others_tokens + np.concatenate([[0.0], np.cumsum(chances)])
         levels, level_rows = np.arange(most + 1), max(self._levels.rows.value, 1.0)
-        rows = np.minimum(level_rows * levels, len(surface.seconds) - 1).astype(np.intp)
-        rates = tokens / (surface.seconds[rows] + self._levels.seconds.value * levels)
-        return int(rates.argmax()) if rates.max() > surface.rate else 0
+        rows = np.minimum(level_rows * levels, len(costs.seconds) - 1).astype(np.intp)
+        rates = tokens / (costs.seconds[rows] + self._levels.seconds.value * levels)
+        return int(rates.argmax()) if rates.max() > costs.rate_to_beat else 0
 
     def _note_levels(self, tree: TokenTree) -> None:
         """Note what the levels of the last draft cost.
@@ -188,14 +188,14 @@ class Adaptive(Proposer):
             self._levels.rows = self._levels.rows.updated(tree.num_nodes / depth)
         self._catches_up = bool(self.num_plain) or (self._catches_up and not depth)
 
-    def _paying(self, surface: Surface, expected_s: float) -> Proposal:
+    def _paying(self, costs: CostModel, expected_s: float) -> Proposal:
         """Return the part of the draft that is sent. expected_s: its time, as estimated before it was sampled."""
         chances = self._ranks.path_chances(self._drafted.tree)
         if not self._is_sampled:
-            return self._drafted.only(paying(chances, surface, self._meter.draft_s))
+            return self._drafted.only(paying(chances, costs, self._meter.draft_s))
         if self._is_probe:  # nothing is learnt from what is not sent
             return self._drafted
-        return self._drafted.only(paying_in_turn(self._drafted.tree, chances, surface, expected_s))
+        return self._drafted.only(paying_in_turn(self._drafted.tree, chances, costs, expected_s))
 
 
 class AdaptiveWhereShared(Proposer):

@@ -8,9 +8,9 @@ from typing import NamedTuple, Self
 from pydantic import Field
 
 from orchestrator.core.context import Context
+from orchestrator.core.cost_model import CostModel
 from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.surfaces import Surface
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, FloatArray, StepOptions
 from orchestrator.proposers.compiled_growth import growth_of
@@ -73,8 +73,8 @@ class Auto(Proposer):
         self._most = Budget(config.max_nodes, config.draft_len)
         self._growth = growth_of(dependencies, config.is_chain)
         self._heads = None if config.is_chain or not dependencies.drafters else HeadsOfAuto(dependencies)
-        self._costs, self._clock = dependencies.step_costs, dependencies.step_costs.clock
-        self._meter = Meter(self._costs)
+        self._step_costs, self._clock = dependencies.step_costs, dependencies.step_costs.clock
+        self._meter = Meter(self._step_costs)
         self._node_s = self._begun_s = 0.0
         self._begun: Grown | None = None
         self._compiled: CompiledDrafts | None = None
@@ -97,9 +97,9 @@ class Auto(Proposer):
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
         """Let a head begin its draft if it should draft for this step."""
-        if self._heads and self._heads.name and (surface := self._meter.surface(len(context))):
+        if self._heads and self._heads.name and (costs := self._meter.cost_model(len(context))):
             began_s, budget = self._clock(), budget.within(self._most)
-            self._begun = self._grow(context, sampling, budget, surface)
+            self._begun = self._grow(context, sampling, budget, costs)
             if self._begun.calls_head:
                 self._heads.begin(context, sampling, budget)
             self._begun_s = self._clock() - began_s
@@ -108,19 +108,19 @@ class Auto(Proposer):
         """Return the best tree, or a bare root."""
         if self._meter.is_first:
             self._growth.begin(context)
-        surface = self._meter.begin(len(context), self._begun_s)
+        costs = self._meter.begin(len(context), self._begun_s)
         tokens_left, budget = budget.max_depth + 1, budget.within(self._most)
         grown, self._begun, self._begun_s = self._begun, None, 0.0
-        if surface and not grown:
-            grown = self._grow(context, sampling, budget, surface)
-        proposal = self._chosen(grown, context, sampling, budget, surface) if grown else Proposal.empty()
-        if surface and self._heads and not self._meter.is_first:
-            if self._costs.breaks_others:
+        if costs and not grown:
+            grown = self._grow(context, sampling, budget, costs)
+        proposal = self._chosen(grown, context, sampling, budget, costs) if grown else Proposal.empty()
+        if costs and self._heads and not self._meter.is_first:
+            if self._step_costs.breaks_others:
                 self._heads.let_go()
             else:
-                self._heads.choose(self._meter.rate, tokens_left, surface, range_of(sampling))
+                self._heads.choose(self._meter.rate, tokens_left, costs, range_of(sampling))
         has_head = bool(self._heads and self._heads.name)
-        self._compiled = self._growth.compiled(budget, surface) if surface and not has_head else None
+        self._compiled = self._growth.compiled(budget, costs) if costs and not has_head else None
         may_rest = not (has_head or (self._compiled and not self._num_singles))
         self._meter.end(proposal, first_rest=int(may_rest))
         if self._meter.num_plain:
@@ -130,13 +130,13 @@ class Auto(Proposer):
         return proposal
 
     def _chosen(
-        self, grown: Grown, context: Context, sampling: Sampling, budget: Budget, surface: Surface | None
+        self, grown: Grown, context: Context, sampling: Sampling, budget: Budget, costs: CostModel | None
     ) -> Proposal:
         """Return the candidates that are sent; a head that has begun is still asked, even if a pause begins now."""
         if not (self._heads and grown.calls_head):
-            return grown.proposal if surface else Proposal.empty()
+            return grown.proposal if costs else Proposal.empty()
         drafted = self._heads.propose(context, sampling, budget)
-        return self._united(grown, drafted, surface).cut(budget) if surface else Proposal.empty()
+        return self._united(grown, drafted, costs).cut(budget) if costs else Proposal.empty()
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Learn what the step cost, and how far the candidates agree with the text."""
@@ -160,21 +160,21 @@ class Auto(Proposer):
         if self._heads:
             self._heads.close()
 
-    def _grow(self, context: Context, sampling: Sampling, budget: Budget, surface: Surface) -> Grown:
+    def _grow(self, context: Context, sampling: Sampling, budget: Budget, costs: CostModel) -> Grown:
         """Return the tree that is drafted without a head, and whether a head should draft too."""
         began_s = self._clock()
-        proposal = self._growth.grow(context, budget, surface, self._node_s, range_of(sampling))
+        proposal = self._growth.grow(context, budget, costs, self._node_s, range_of(sampling))
         chances, num_nodes = self._growth.chances, proposal.tree.num_nodes
         if not self._meter.is_first:
             node_s = (self._clock() - began_s) / (num_nodes + 1)
             self._node_s = DISCOUNT * self._node_s + (1 - DISCOUNT) * node_s
-        tokens = 1.0 + surface.others_tokens + float(chances.sum())
-        rate = tokens / float(surface.seconds[num_nodes]) if num_nodes else surface.rate
-        return Grown(proposal, chances, bool(self._heads and budget.max_depth and self._heads.wants(rate, surface)))
+        tokens = 1.0 + costs.others_tokens + float(chances.sum())
+        rate = tokens / float(costs.seconds[num_nodes]) if num_nodes else costs.rate_to_beat
+        return Grown(proposal, chances, bool(self._heads and budget.max_depth and self._heads.wants(rate, costs)))
 
-    def _united(self, grown: Grown, drafted: Proposal, surface: Surface) -> Proposal:
+    def _united(self, grown: Grown, drafted: Proposal, costs: CostModel) -> Proposal:
         """Return the nodes of both trees that pay; the time to draft them is already spent."""
         assert self._heads
         proposal, chances = united(grown.proposal, grown.chances, drafted, self._heads.ranks.chances(drafted.tree))
         spent_s = self._clock() - self._meter.began_s
-        return proposal.only(paying(chances, surface, spent_s))
+        return proposal.only(paying(chances, costs, spent_s))

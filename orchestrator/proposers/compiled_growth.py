@@ -8,8 +8,8 @@ from functools import lru_cache
 import numpy as np
 
 from orchestrator.core.context import Context
+from orchestrator.core.cost_model import CostModel
 from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal
-from orchestrator.core.surfaces import Surface
 from orchestrator.native.drafts import CompiledEstimates, CompiledGrowth, CompiledTables
 from orchestrator.native.response_memory import CompiledRecollection
 from orchestrator.proposers.candidates import (
@@ -59,21 +59,21 @@ class NativeGrowth:
         self._num_read = len(context)
 
     def grow(
-        self, context: Context, budget: Budget, surface: Surface, node_s: float, temperature_range: int = 0
+        self, context: Context, budget: Budget, costs: CostModel, node_s: float, temperature_range: int = 0
     ) -> Proposal:
         """Return the tree with the most expected tokens per second."""
         unread, self._num_read = context.ids[self._num_read :], len(context)
         place = self._prediction.start(context) if self._prediction else None
         index, agreement = place or (-1, 0)
         limits = index, agreement, budget.max_nodes, budget.max_depth
-        tree, names, self.chances = self._growth.grow(unread, temperature_range, *limits, surface, node_s)
+        tree, names, self.chances = self._growth.grow(unread, temperature_range, *limits, costs, node_s)
         return Proposal(tree, tuple(SOURCES[bits] for bits in names))
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Compare the candidates of the last tree with the text that came."""
         self._growth.learn(tokens)
 
-    def compiled(self, limits: Budget, costs: Surface) -> CompiledDrafts | None:
+    def compiled(self, limits: Budget, costs: CostModel) -> CompiledDrafts | None:
         """Return what native code needs to grow the next trees by itself; None if there is a prediction."""
         if self._prediction:
             return None

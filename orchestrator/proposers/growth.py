@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from orchestrator.core.context import Context
+from orchestrator.core.cost_model import CostModel
 from orchestrator.core.proposal import Budget, Proposal
-from orchestrator.core.surfaces import Surface
 from orchestrator.core.tree import TokenTree
 from orchestrator.proposers.candidates import CandidateSource, PredictionCandidates
 from orchestrator.proposers.estimates import AcceptanceEstimates, RequestOdds, corrected
@@ -89,7 +89,7 @@ class Growth:
         """Do nothing: the reference reads the prompt for its first tree."""
 
     def grow(
-        self, context: Context, budget: Budget, surface: Surface, node_s: float, temperature_range: int = 0
+        self, context: Context, budget: Budget, costs: CostModel, node_s: float, temperature_range: int = 0
     ) -> Proposal:
         """Return the tree with the most expected tokens per second; often a bare root.
 
@@ -104,9 +104,9 @@ class Growth:
         grown = self._grown = Grown()
         heap: list[Waiting] = []
         self._expand(heap, 0, 0, 1.0, tuple(source.start(context) for source in self._sources))
-        seconds, row_s = surface.seconds.tolist(), surface.row_s.tolist()
-        tokens, num_best = 1.0 + surface.others_tokens, 0
-        rate = (1.0 + MARGIN) * surface.rate
+        seconds, row_s = costs.seconds.tolist(), costs.row_s.tolist()
+        tokens, num_best = 1.0 + costs.others_tokens, 0
+        rate = (1.0 + MARGIN) * costs.rate_to_beat
         while heap and len(grown.tokens) < budget.max_nodes:
             minus_chance, depth, parent, _, option, states = heappop(heap)
             if -minus_chance <= rate * (row_s[len(grown.tokens)] + node_s):
@@ -137,7 +137,7 @@ class Growth:
             node = grown.children[node][token]
         self._grown = Grown()
 
-    def compiled(self, limits: Budget, costs: Surface) -> None:
+    def compiled(self, limits: Budget, costs: CostModel) -> None:
         """Return None: the reference is not compiled."""
 
     def note_read(self, num_tokens: int) -> None:

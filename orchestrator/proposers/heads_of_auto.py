@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from orchestrator.core.context import Context
+from orchestrator.core.cost_model import CostModel
 from orchestrator.core.methods import METHODS
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.surfaces import Surface
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.proposers.dependencies import ProposerDependencies
@@ -63,7 +63,7 @@ class HeadsOfAuto:
         """The chances of the nodes of the head in use."""
         return RankEstimates(self._dependencies.estimates, self._name, self._range)
 
-    def choose(self, rate: float, tokens_left: int, surface: Surface, temperature_range: int) -> None:
+    def choose(self, rate: float, tokens_left: int, costs: CostModel, temperature_range: int) -> None:
         """Start using a head, or let it go, from the next step on.
 
         rate: recent tokens per second of the request without a head.
@@ -73,23 +73,23 @@ class HeadsOfAuto:
             ends_trial = self._was_trial and not self._trial_left
             self._was_trial = bool(self._trial_left)
             if self._num_idle >= IDLE_STEPS or (
-                ends_trial and self._gain(self._name, self._before, tokens_left, surface) <= 0.0
+                ends_trial and self._gain(self._name, self._before, tokens_left, costs) <= 0.0
             ):
                 self.let_go()
             return
         if self._rest or not self._names or not rate or tokens_left < 2 * TRIAL_STEPS:
             return
-        best = max(self._names, key=lambda name: self._gain(name, rate, tokens_left, surface))
-        if self._gain(best, rate, tokens_left, surface) > 0.0:
+        best = max(self._names, key=lambda name: self._gain(name, rate, tokens_left, costs))
+        if self._gain(best, rate, tokens_left, costs) > 0.0:
             self._use(best, rate, 0)
         elif self._draft_costs.may_try:
             self._use(min(self._names, key=lambda name: self._of(name).tokens.num_values), rate, TRIAL_STEPS)
 
-    def wants(self, rate: float, surface: Surface) -> bool:
+    def wants(self, rate: float, costs: CostModel) -> bool:
         """Return whether the head in use should draft for this step. rate: of the other candidates' tree."""
         if not (self._name and self._has_states):
             return False
-        return bool(self._trial_left) or self._of(self._name).rate(surface) > (1.0 + MARGIN) * rate
+        return bool(self._trial_left) or self._of(self._name).rate(costs) > (1.0 + MARGIN) * rate
 
     def note_pause(self, num_plain: int) -> None:
         """Note how many plain steps follow; they return no hidden states, so let the head go before a long pause."""
@@ -170,12 +170,12 @@ class HeadsOfAuto:
         self._trial_left, self._was_trial = trial_steps, bool(trial_steps)
         self._num_idle, self._review, self._is_first = 0, (0, 0, 0.0), True
 
-    def _gain(self, name: str, rate: float, tokens_left: int, surface: Surface) -> float:
+    def _gain(self, name: str, rate: float, tokens_left: int, costs: CostModel) -> float:
         """Return the seconds that the head promises to save on the rest of the text; negative if it would cost time."""
         known = self._of(name)
         if known.tokens.num_values < TRIAL_STEPS:
             return float("-inf")
-        saved_s = tokens_left * (1.0 / ((1.0 + MARGIN) * rate) - known.step_s(surface) / known.tokens.value)
+        saved_s = tokens_left * (1.0 / ((1.0 + MARGIN) * rate) - known.step_s(costs) / known.tokens.value)
         return saved_s - known.first_s.value
 
     def _of(self, name: str) -> HeadFigures:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orchestrator.core.surfaces import Surface
+from orchestrator.core.cost_model import CostModel
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import FloatArray, IdArray
 from orchestrator.proposers.estimates import AcceptanceEstimates
@@ -53,22 +53,22 @@ class RankEstimates:
         return len(tokens)
 
 
-def paying(chances: FloatArray, surface: Surface, draft_s: float) -> IdArray:
+def paying(chances: FloatArray, costs: CostModel, draft_s: float) -> IdArray:
     """Return those of the nodes 1…m that give the highest rate, (k,) int32, ascending.
 
     chances: (m,) float64, of the whole paths; none is higher than its parent's. draft_s: time already spent on
     drafting.
-    Invariant: a node is returned only with its parent, and there are no more nodes than the surface has costs for.
+    Invariant: a node is returned only with its parent, and there are no more nodes than have costs.
     """
-    order = np.argsort(-chances, kind="stable")[: len(surface.seconds) - 1]  # of equal chances the parent first
-    tokens = 1.0 + surface.others_tokens + np.concatenate([[0.0], chances[order].cumsum()])
-    gains = tokens - surface.rate * (surface.seconds[: len(tokens)] - surface.seconds[0])
-    rates = tokens / (surface.seconds[: len(tokens)] + draft_s)
+    order = np.argsort(-chances, kind="stable")[: len(costs.seconds) - 1]  # of equal chances the parent first
+    tokens = 1.0 + costs.others_tokens + np.concatenate([[0.0], chances[order].cumsum()])
+    gains = tokens - costs.rate_to_beat * (costs.seconds[: len(tokens)] - costs.seconds[0])
+    rates = tokens / (costs.seconds[: len(tokens)] + draft_s)
     best = int(rates.argmax()) if gains.max() > gains[0] else 0
     return np.sort(order[:best]).astype(np.int32) + 1
 
 
-def paying_in_turn(tree: TokenTree, chances: FloatArray, surface: Surface, draft_s: float) -> IdArray:
+def paying_in_turn(tree: TokenTree, chances: FloatArray, costs: CostModel, draft_s: float) -> IdArray:
     """Return the nodes of a sampled tree that each pay for themselves after those kept before, (k,) int32, ascending.
 
     chances: as for `paying`. draft_s: the time to draft, as expected before any token was sampled.
@@ -77,10 +77,10 @@ def paying_in_turn(tree: TokenTree, chances: FloatArray, surface: Surface, draft
     of another's token could come before that other (docs/losslessness.md, Trees that are sampled while they grow).
     """
     kept, ended = [0], set[int]()  # ended: parents that get no more children
-    seconds, tokens = surface.seconds.tolist(), 1.0 + surface.others_tokens
+    seconds, tokens = costs.seconds.tolist(), 1.0 + costs.others_tokens
     for node, (parent, chance) in enumerate(zip(tree.parents.tolist(), chances.tolist(), strict=True), start=1):
         now_s, next_s = seconds[len(kept) - 1], seconds[min(len(kept), len(seconds) - 1)]
-        gains = chance > surface.rate * (next_s - now_s)
+        gains = chance > costs.rate_to_beat * (next_s - now_s)
         is_faster = (tokens + chance) * (now_s + draft_s) >= tokens * (next_s + draft_s)
         if parent in ended or not (gains and is_faster):
             ended |= {parent, node}

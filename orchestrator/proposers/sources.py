@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from orchestrator.core.cost_model import PassCosts
 from orchestrator.core.proposal import Proposer
 from orchestrator.core.step_costs import StepCosts
-from orchestrator.core.surfaces import PassCosts
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.deployment.config import ServingConfig
