@@ -12,10 +12,10 @@ struct Costs {
   double others_tokens, rate_to_beat, node_s;
 };
 
-// The arrays that a tree is written to, by node 1…m: token, parent, the names of the sources as bits, chance.
+// The arrays that a tree is written to, by node 1…m: token, parent, the names of the sources as bits, probability.
 struct Tree {
   int32_t *tokens, *parents, *names;
-  double* chances;
+  double* probabilities;
 };
 
 // Drafts for one request; one thread at a time may use it.

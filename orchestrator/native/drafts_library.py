@@ -50,7 +50,7 @@ class CostFields(Structure):
 class TreeFields(Structure):
     """The arrays that a tree is written to, as `drafts::Tree`."""
 
-    _fields_ = [(name, c_void_p) for name in ("tokens", "parents", "names", "chances")]
+    _fields_ = [(name, c_void_p) for name in ("tokens", "parents", "names", "probabilities")]
 
 
 class PromptLookupOptions(Structure):

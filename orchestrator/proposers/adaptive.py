@@ -28,7 +28,7 @@ NO_DRAFT = Budget(0, 0)
 class Adaptive(Proposer):
     """Asks a proposer for as many levels as pay, and sends those of its nodes that pay.
 
-    The chance of a node is the product, along its path, of how often nodes of the same depth and rank among their
+    The probability of a node is the product, along its path, of how often nodes of the same depth and rank among their
     siblings were accepted. Both decisions maximise the rate of the batch, (expected tokens + tokens of the others) ÷
     seconds, time to draft included.
     Where no draft pays, plain steps follow, which the engine can run together and without the hidden states that a
@@ -168,8 +168,8 @@ class Adaptive(Proposer):
     def _depth(self, budget: Budget, costs: CostModel) -> int:
         """Return the number of levels with the highest rate, γ for a chain; levels are assumed to be of recent size."""
         most = min(budget.max_depth, budget.max_nodes, self._num_levels)
-        chances = np.cumprod([self._ranks.chance(depth, 0) for depth in range(1, most + 1)])
-        tokens = 1.0 + costs.others_tokens + np.concatenate([[0.0], np.cumsum(chances)])
+        probabilities = np.cumprod([self._ranks.probability(depth, 0) for depth in range(1, most + 1)])
+        tokens = 1.0 + costs.others_tokens + np.concatenate([[0.0], np.cumsum(probabilities)])
         levels, level_rows = np.arange(most + 1), max(self._levels.rows.value, 1.0)
         rows = np.minimum(level_rows * levels, len(costs.seconds) - 1).astype(np.intp)
         rates = tokens / (costs.seconds[rows] + self._levels.seconds.value * levels)
@@ -190,12 +190,12 @@ class Adaptive(Proposer):
 
     def _paying(self, costs: CostModel, expected_s: float) -> Proposal:
         """Return the part of the draft that is sent. expected_s: its time, as estimated before it was sampled."""
-        chances = self._ranks.path_chances(self._drafted.tree)
+        probabilities = self._ranks.path_probabilities(self._drafted.tree)
         if not self._is_sampled:
-            return self._drafted.only(paying(chances, costs, self._meter.draft_s))
+            return self._drafted.only(paying(probabilities, costs, self._meter.draft_s))
         if self._is_probe:  # nothing is learnt from what is not sent
             return self._drafted
-        return self._drafted.only(paying_in_turn(self._drafted.tree, chances, costs, expected_s))
+        return self._drafted.only(paying_in_turn(self._drafted.tree, probabilities, costs, expected_s))
 
 
 class AdaptiveWhereShared(Proposer):

@@ -49,18 +49,18 @@ class AutoConfig(MethodConfig):
 
 
 class Grown(NamedTuple):
-    """A tree from all sources but the heads, the chances of its nodes, and whether a head should draft too."""
+    """A tree from all sources but the heads, the probabilities of its nodes, and whether a head should draft too."""
 
     proposal: Proposal
-    chances: FloatArray
+    probabilities: FloatArray
     calls_head: bool
 
 
 class Auto(Proposer):
     """Grows one tree from all that can be drafted in this process, as large as pays off; often it drafts nothing.
 
-    The expected tokens E of a step are 1 + the sum of the chances of the nodes that are sent. The tree maximises the
-    rate of the batch, (E + tokens of the other requests) ÷ seconds of the pass and of drafting.
+    The expected tokens E of a step are 1 + the sum of the path probabilities of the nodes that are sent. The tree
+    maximises the rate of the batch, (E + tokens of the other requests) ÷ seconds of the pass and of drafting.
     Invariant: whether and how much is drafted depends only on what was known before the step's draw, so every
     acceptance rule keeps its distribution.
     Source: size by goodput, TurboSpec (arXiv:2406.14066); learning from drafts that were not sent, HedgeSpec
@@ -164,17 +164,18 @@ class Auto(Proposer):
         """Return the tree that is drafted without a head, and whether a head should draft too."""
         began_s = self._clock()
         proposal = self._growth.grow(context, budget, costs, self._node_s, range_of(sampling))
-        chances, num_nodes = self._growth.chances, proposal.tree.num_nodes
+        probabilities, num_nodes = self._growth.probabilities, proposal.tree.num_nodes
         if not self._meter.is_first:
             node_s = (self._clock() - began_s) / (num_nodes + 1)
             self._node_s = DISCOUNT * self._node_s + (1 - DISCOUNT) * node_s
-        tokens = 1.0 + costs.others_tokens + float(chances.sum())
+        tokens = 1.0 + costs.others_tokens + float(probabilities.sum())
         rate = tokens / float(costs.seconds[num_nodes]) if num_nodes else costs.rate_to_beat
-        return Grown(proposal, chances, bool(self._heads and budget.max_depth and self._heads.wants(rate, costs)))
+        return Grown(proposal, probabilities, bool(self._heads and budget.max_depth and self._heads.wants(rate, costs)))
 
     def _united(self, grown: Grown, drafted: Proposal, costs: CostModel) -> Proposal:
         """Return the nodes of both trees that pay; the time to draft them is already spent."""
         assert self._heads
-        proposal, chances = united(grown.proposal, grown.chances, drafted, self._heads.ranks.chances(drafted.tree))
+        drafted_probabilities = self._heads.ranks.probabilities(drafted.tree)
+        proposal, probabilities = united(grown.proposal, grown.probabilities, drafted, drafted_probabilities)
         spent_s = self._clock() - self._meter.began_s
-        return proposal.only(paying(chances, costs, spent_s))
+        return proposal.only(paying(probabilities, costs, spent_s))

@@ -49,7 +49,7 @@ class CandidateSource(Protocol):
         """Return candidates with different tokens, the likeliest first."""
 
     def prior(self, evidence: int) -> float:
-        """Return the chance of a candidate with this evidence before any outcome is known."""
+        """Return the probability of a candidate with this evidence before any outcome is known."""
 
 
 class TextCandidates:
@@ -86,7 +86,7 @@ class TextCandidates:
         return found
 
     def prior(self, evidence: int) -> float:
-        """Return the chance by the length of the agreement, and half of it for a token of the shorter suffix."""
+        """Return the probability by the length of the agreement, and half of it for a token of the shorter suffix."""
         return _text_prior(evidence % OF_SHORTER) * (0.5 if evidence >= OF_SHORTER else 1.0)
 
 
@@ -129,7 +129,7 @@ class LastTokens:
         return (*state, token)[-self.max_tokens :]
 
     def prior(self, evidence: int) -> float:
-        """Return the chance that a token from the request's own text would have."""
+        """Return the probability that a token from the request's own text would have."""
         return _text_prior(evidence)
 
 

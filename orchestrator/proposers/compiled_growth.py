@@ -40,7 +40,7 @@ SOURCES = tuple("+".join(name for bit, name in enumerate(NAMES) if bits >> bit &
 class NativeGrowth:
     """Does in C++ what `Growth` does.
 
-    chances: (m,) float64, for each node of the last tree the chance that its whole path is accepted.
+    probabilities: (m,) float64, for each node of the last tree the probability that its whole path is accepted.
     """
 
     def __init__(self, compiled: CompiledEstimates, dependencies: ProposerDependencies, is_chain: bool) -> None:
@@ -51,7 +51,7 @@ class NativeGrowth:
         self._growth = CompiledGrowth(compiled, tables, corpus, memory, prediction, is_chain)
         self._prediction = PredictionCandidates(Predicted(PredictedConfig(), dependencies)) if prediction else None
         self._num_read = 0
-        self.chances = np.empty(0)
+        self.probabilities = np.empty(0)
 
     def begin(self, context: Context) -> None:
         """Read the prompt, which takes too long for the engine's thread."""
@@ -66,7 +66,7 @@ class NativeGrowth:
         place = self._prediction.start(context) if self._prediction else None
         index, agreement = place or (-1, 0)
         limits = index, agreement, budget.max_nodes, budget.max_depth
-        tree, names, self.chances = self._growth.grow(unread, temperature_range, *limits, costs, node_s)
+        tree, names, self.probabilities = self._growth.grow(unread, temperature_range, *limits, costs, node_s)
         return Proposal(tree, tuple(SOURCES[bits] for bits in names))
 
     def learn(self, tokens: Sequence[int]) -> None:

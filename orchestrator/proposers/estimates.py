@@ -9,7 +9,7 @@ from orchestrator.native.drafts import compiled_estimates
 
 #: Factor by which each outcome discounts all earlier ones of its kind.
 DISCOUNT = 0.998
-#: How many outcomes the prior chance of a kind counts for.
+#: How many outcomes the prior probability of a kind counts for.
 PRIOR_WEIGHT = 4.0
 #: Width of a range of temperature, and the number of ranges above 0.
 RANGE, NUM_RANGES = 0.4, 4

@@ -20,46 +20,76 @@ from orchestrator.proposers.estimates import AcceptanceEstimates, RequestOdds, c
 
 #: A tree is sent only if it promises this fraction more tokens per second than a plain step.
 MARGIN = 0.02
-#: The highest chance that an estimate gives a candidate.
-MAX_CHANCE = 0.99
+#: The highest probability that an estimate gives a candidate.
+MAX_PROBABILITY = 0.99
 #: The factor by which each additional source that names a token raises its prior odds.
 AGREEMENT = 3.0
-#: Candidates are distinguished by the highest chance among those of the sources before theirs, in this many grades.
+#: Candidates are distinguished by the highest probability among those of the sources before theirs, in so many grades.
 GRADES = 5
+
+
+class Kind(NamedTuple):
+    """Candidates of one kind share an estimate.
+
+    names: of the sources that name the candidate, joined by "+". evidence: that of the first of them. grade: of the
+    likeliest token that the sources before that one name. temperature_range: the request's (`range_of`).
+    """
+
+    names: str
+    evidence: int
+    grade: int
+    temperature_range: int
 
 
 class Option(NamedTuple):
     """A token that may come next.
 
-    kind: the names of the sources that name it, the evidence of the first one, the grade of the likeliest token of the
-    sources before that one, and the request's range of temperature. place: index of the first source. prior, expected,
-    chance: its probability before any outcome of the kind, by the deployment's counts, and with the request's own odds.
+    place: index of the first source that names it. prior, expected, probability: its probability before any outcome of
+    its kind, by the deployment's counts, and with the request's own odds.
     """
 
     token: int
-    kind: tuple[str, int, int, int]
+    kind: Kind
     place: int
     prior: float
     expected: float
-    chance: float
+    probability: float
 
 
 #: The state of a continuation, as each source sees it.
 States = tuple[Any, ...]
-#: A node that may be added: minus its chance, its depth, its parent, its token; its option, and its parent's state.
-Waiting = tuple[float, int, int, int, Option, States]
 
 
-class Grown:
+class Waiting(NamedTuple):
+    """A node that may be added; a heap returns the likeliest one. states: those of its parent."""
+
+    minus_probability: float
+    depth: int
+    parent: int
+    token: int
+    option: Option
+    states: States
+
+
+class GrowingTree:
     """A tree while it grows. options: those after the text (index 0) and after each node."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.names: list[str] = []
-        self.chances: list[float] = []
+        self.probabilities: list[float] = []
         self.options: list[Sequence[Option]] = []
         self.children: list[dict[int, int]] = []
+
+    def add(self, node: Waiting) -> int:
+        """Add a node and return its number."""
+        self.tokens.append(node.token)
+        self.parents.append(node.parent)
+        self.names.append(node.option.kind.names)
+        self.probabilities.append(-node.minus_probability)
+        self.children[node.parent][node.token] = len(self.tokens)
+        return len(self.tokens)
 
     def proposal(self, num_nodes: int) -> Proposal:
         """Return the proposal of the first nodes."""
@@ -71,7 +101,7 @@ class Growth:
     """Grows the trees of one request, and learns from the text that comes.
 
     is_chain: each node gets only its likeliest child.
-    chances: (m,) float64, for each node of the last tree the chance that its whole path is accepted.
+    probabilities: (m,) float64, for each node of the last tree the probability that its whole path is accepted.
     """
 
     def __init__(
@@ -82,8 +112,8 @@ class Growth:
         self._ratios: list[float] = []
         self._max_depth = self._range = 0
         self._num_judged = 0
-        self._grown = Grown()
-        self.chances = np.empty(0)
+        self._grown = GrowingTree()
+        self.probabilities = np.empty(0)
 
     def begin(self, context: Context) -> None:
         """Do nothing: the reference reads the prompt for its first tree."""
@@ -93,36 +123,32 @@ class Growth:
     ) -> Proposal:
         """Return the tree with the most expected tokens per second; often a bare root.
 
-        The chance of a node is the product of the chances on its path, so none is likelier than its parent, and the
-        best n nodes are the n likeliest. node_s: time to draft a node. temperature_range: the request's (`range_of`).
+        The probability of a node is the product of those on its path, so none is likelier than its parent, and the best
+        n nodes are the n likeliest. node_s: time to draft a node. temperature_range: the request's (`range_of`).
         Invariant: no larger tree of these candidates has a higher rate. A node that is no likelier than the highest
         rate so far × the least cost of another row cannot raise the rate, nor can any node after it.
         """
         self._judge(context)
         self._ratios, self._max_depth = [odds.ratio for odds in self._odds], budget.max_depth
         self._range = temperature_range
-        grown = self._grown = Grown()
+        grown = self._grown = GrowingTree()
         heap: list[Waiting] = []
         self._expand(heap, 0, 0, 1.0, tuple(source.start(context) for source in self._sources))
         seconds, row_s = costs.seconds.tolist(), costs.row_s.tolist()
         tokens, num_best = 1.0 + costs.others_tokens, 0
         rate = (1.0 + MARGIN) * costs.rate_to_beat
         while heap and len(grown.tokens) < budget.max_nodes:
-            minus_chance, depth, parent, _, option, states = heappop(heap)
-            if -minus_chance <= rate * (row_s[len(grown.tokens)] + node_s):
+            best = heappop(heap)
+            if -best.minus_probability <= rate * (row_s[len(grown.tokens)] + node_s):
                 break
-            grown.tokens.append(option.token)
-            grown.parents.append(parent)
-            grown.names.append(option.kind[0])
-            grown.chances.append(-minus_chance)
-            node = len(grown.tokens)
-            grown.children[parent][option.token] = node
-            tokens -= minus_chance
+            node = grown.add(best)
+            tokens -= best.minus_probability
             if tokens > rate * (step_s := seconds[node] + node_s * node):
                 rate, num_best = tokens / step_s, node
-            after = (source.after(state, option.token) for source, state in zip(self._sources, states, strict=True))
-            self._expand(heap, node, depth, -minus_chance, tuple(after))
-        self.chances = np.array(grown.chances[:num_best])
+            states = zip(self._sources, best.states, strict=True)
+            after = tuple(source.after(state, best.token) for source, state in states)
+            self._expand(heap, node, best.depth, -best.minus_probability, after)
+        self.probabilities = np.array(grown.probabilities[:num_best])
         return grown.proposal(num_best) if num_best else Proposal.empty()
 
     def learn(self, tokens: Sequence[int]) -> None:
@@ -135,7 +161,7 @@ class Growth:
             if token not in grown.children[node]:
                 break
             node = grown.children[node][token]
-        self._grown = Grown()
+        self._grown = GrowingTree()
 
     def compiled(self, limits: Budget, costs: CostModel) -> None:
         """Return None: the reference is not compiled."""
@@ -161,7 +187,7 @@ class Growth:
             self._odds[option.place].observe(option.expected, option.token == token)
             self._estimates.observe(option.kind, option.token == token)
 
-    def _expand(self, heap: list[Waiting], node: int, depth: int, chance: float, states: States) -> None:
+    def _expand(self, heap: list[Waiting], node: int, depth: int, probability: float, states: States) -> None:
         """Note the options after a node, and add them to the heap."""
         options = self._options(states)
         self._grown.options.append(options)
@@ -169,9 +195,10 @@ class Growth:
         if depth == self._max_depth:
             return
         if self._is_chain and options:
-            options = [max(options, key=lambda option: option.chance)]
+            options = [max(options, key=lambda option: option.probability)]
         for option in options:
-            heappush(heap, (-chance * option.chance, depth + 1, node, option.token, option, states))
+            minus_probability = -probability * option.probability
+            heappush(heap, Waiting(minus_probability, depth + 1, node, option.token, option, states))
 
     def _options(self, states: States) -> list[Option]:
         """Return the candidates of all sources, each token once."""
@@ -181,13 +208,15 @@ class Growth:
             for token, evidence in source.candidates(state):
                 if (known := options.get(token)) is None:
                     prior = source.prior(evidence) * (1.0 - grade / GRADES)
-                    options[token] = self._option(token, (source.name, evidence, grade, self._range), place, prior)
+                    kind = Kind(source.name, evidence, grade, self._range)
+                    options[token] = self._option(token, kind, place, prior)
                 else:
-                    names, prior = f"{known.kind[0]}+{source.name}", corrected(known.prior, AGREEMENT)
-                    options[token] = self._option(token, (names, *known.kind[1:]), known.place, prior)
-            grade = int(GRADES * max((option.chance for option in options.values()), default=0.0))
+                    kind = known.kind._replace(names=f"{known.kind.names}+{source.name}")
+                    options[token] = self._option(token, kind, known.place, corrected(known.prior, AGREEMENT))
+            grade = int(GRADES * max((option.probability for option in options.values()), default=0.0))
         return list(options.values())
 
-    def _option(self, token: int, kind: tuple[str, int, int, int], place: int, prior: float) -> Option:
+    def _option(self, token: int, kind: Kind, place: int, prior: float) -> Option:
         expected = self._estimates.probability(kind, prior)
-        return Option(token, kind, place, prior, expected, min(corrected(expected, self._ratios[place]), MAX_CHANCE))
+        probability = min(corrected(expected, self._ratios[place]), MAX_PROBABILITY)
+        return Option(token, kind, place, prior, expected, probability)

@@ -112,13 +112,13 @@ def test_whether_a_sampled_node_is_sent_does_not_depend_on_those_below_it() -> N
     """Whether a node has children may follow from its token, and that token must not decide whether it is sent."""
     rng = np.random.default_rng(0)
     for _ in range(300):
-        chances = -np.sort(-rng.random(12))
+        probabilities = -np.sort(-rng.random(12))
         seconds = 1.0 + np.concatenate([[0.0], np.cumsum(rng.choice([0.0, 0.02, 0.6], 12))])
         model = CostModel(seconds, np.diff(seconds, append=seconds[-1]), 0.0, 1.0 / seconds[0])
         tree = TokenTree.chain(range(12))
-        whole = paying_in_turn(tree, chances, model, 0.1)
+        whole = paying_in_turn(tree, probabilities, model, 0.1)
         for fewer in range(12):
-            found = paying_in_turn(TokenTree.chain(range(fewer)), chances[:fewer], model, 0.1)
+            found = paying_in_turn(TokenTree.chain(range(fewer)), probabilities[:fewer], model, 0.1)
             assert found.tolist() == whole[whole <= fewer].tolist()
     stairs, tree = CostModel(np.array([1.0, 1.8, 1.8, 1.8, 1.8]), np.zeros(5), 0.0, 1.0), TokenTree.chain(range(4))
     assert len(paying(np.full(4, 0.6), stairs, 0.0)) == 4
@@ -221,7 +221,7 @@ def test_sampled_tokens_that_were_not_sent_are_not_judged_and_a_probe_is_sent_wh
             proposer.observe(tree, Acceptance((1,), 2) if tree.num_nodes and comes else Acceptance((), 2))
         if not comes:
             assert set(sent[-one_in:]) == {0, 2} and sent[-one_in:].count(2) == 1
-            assert ranks.chance(1, 0) < 0.35 and ranks.chance(1, 1) > 0.1
+            assert ranks.probability(1, 0) < 0.35 and ranks.probability(1, 1) > 0.1
     assert sent[-1] == 1
 
 
@@ -232,7 +232,7 @@ def test_no_draft_is_sent_in_a_pause_though_it_has_begun_and_nothing_is_learnt_f
     proposer, context, budget = adapted(guesses, costs, estimates), Context([0]), Budget(8, 8)
     proposer.observe(proposer.propose(context, Sampling(), budget).tree, Acceptance((), 5))
     ranks = RankEstimates(estimates, "guesses", 0, False)
-    before = ranks.chance(1, 0)
+    before = ranks.probability(1, 0)
     for _ in range(PLAIN):
         costs.observe(4, 1, 1, 1.0)
     proposer.begin(context, Sampling(), budget)
@@ -240,7 +240,7 @@ def test_no_draft_is_sent_in_a_pause_though_it_has_begun_and_nothing_is_learnt_f
     assert proposer.num_plain == MEASURED_STEPS
     for _ in range(MEASURED_STEPS):
         proposer.observe(TokenTree.bare(), Acceptance((), 5))
-    assert proposer.num_plain == 0 and ranks.chance(1, 0) == before
+    assert proposer.num_plain == 0 and ranks.probability(1, 0) == before
     assert proposer.propose(context, Sampling(), budget).tree.num_nodes
 
 
@@ -262,7 +262,7 @@ def test_requests_of_other_temperatures_and_rules_teach_each_other_nothing() -> 
 
 def test_no_more_levels_are_weighed_than_the_method_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     weighed: list[int] = []
-    monkeypatch.setattr(RankEstimates, "chance", lambda self, depth, rank: weighed.append(depth) or 0.5)
+    monkeypatch.setattr(RankEstimates, "probability", lambda self, depth, rank: weighed.append(depth) or 0.5)
     costs = costs_of(Clock(), 1.0)
     for method, config, num_levels in (
         ("suffix", {"draft_len": 5}, 5),

@@ -66,7 +66,7 @@ def test_auto_sends_fewer_nodes_where_rows_cost_more() -> None:
 
 
 class Drawn:
-    """A source whose candidates behind every continuation, and their chances, are drawn from a seed."""
+    """A source whose candidates behind every continuation, and their probabilities, are drawn from a seed."""
 
     name = "drawn"
 
@@ -88,12 +88,12 @@ class Drawn:
 
 
 def continuations(source: Drawn, depth: int) -> list[tuple[tuple[int, ...], float]]:
-    """All continuations that the source names, of at most `depth` tokens, with their chances."""
+    """All continuations that the source names, of at most `depth` tokens, with their probabilities."""
     found, level = [], [((), 1.0)]
     for _ in range(depth):
         level = [
-            ((*path, candidate.token), chance * min(source.prior(candidate.evidence), 0.99))
-            for path, chance in level
+            ((*path, candidate.token), probability * min(source.prior(candidate.evidence), 0.99))
+            for path, probability in level
             for candidate in source.candidates(path)
         ]
         found += level
@@ -108,11 +108,11 @@ def test_no_tree_of_the_candidates_has_a_higher_rate(cost: str, seed: int) -> No
     source = Drawn(seed)
     tree = Growth([source], AcceptanceEstimates()).grow(Context([1]), Budget(128, 6), costs, 0.001).tree
 
-    chances = dict(continuations(source, 6))
-    best = sorted(chances.values(), reverse=True)
+    probabilities = dict(continuations(source, 6))
+    best = sorted(probabilities.values(), reverse=True)
     rates = [(1 + others + sum(best[:n])) / (seconds[n] + 0.001 * n) for n in range(1, len(best) + 1)]
     plain = (1 + MARGIN) * (1 + others) / seconds[0]
-    found = (1 + others + sum(chances[path] for path in tree.paths[1:])) / (
+    found = (1 + others + sum(probabilities[path] for path in tree.paths[1:])) / (
         seconds[tree.num_nodes] + 0.001 * tree.num_nodes
     )
     assert bool(tree.num_nodes) == (max(rates, default=0.0) > plain)

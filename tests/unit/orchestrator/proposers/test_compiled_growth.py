@@ -97,7 +97,7 @@ def test_compiled_trees_are_those_of_the_reference(number: int, is_chain: bool) 
             assert found.tree.tokens.tolist() == expected.tree.tokens.tolist()
             assert found.tree.parents.tolist() == expected.tree.parents.tolist()
             assert found.sources == expected.sources
-            assert compiled.chances.tolist() == pytest.approx(reference.chances.tolist())
+            assert compiled.probabilities.tolist() == pytest.approx(reference.probabilities.tolist())
             num_nodes += found.tree.num_nodes
             sources.update(*(names.split("+") for names in found.sources))
             response = [*context.ids[-20:], *text_of(rng, 25)] if rng.random() < 0.2 else []
@@ -129,7 +129,7 @@ def test_a_long_prompt_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
         context = Context(ids[:length])
         found, expected = (each.grow(context, Budget(40, 12), costs, 0.0) for each in (compiled, reference))
         assert found.tree.tokens.tolist() == expected.tree.tokens.tolist()
-        assert compiled.chances.tolist() == pytest.approx(reference.chances.tolist())
+        assert compiled.probabilities.tolist() == pytest.approx(reference.probabilities.tolist())
         num_nodes += found.tree.num_nodes
     assert num_nodes > 10 and max(lengths) == most and sum(lengths) == 109
 

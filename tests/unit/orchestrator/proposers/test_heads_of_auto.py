@@ -168,23 +168,23 @@ def test_trials_take_no_more_than_their_part_of_the_time() -> None:
 def test_a_united_tree_holds_both_and_no_path_is_likelier_than_the_one_to_its_parent() -> None:
     grown = Proposal.chain([1, 2], "suffix")
     drafted = Proposal.of(TokenTree(np.array([1, 3, 5, 4], np.int32), np.array([0, 0, 1, 2], np.int32)), "eagle2")
-    proposal, chances = united(grown, np.array([0.6, 0.3]), drafted, [0.9, 0.5, 0.5, 0.8])
+    proposal, probabilities = united(grown, np.array([0.6, 0.3]), drafted, [0.9, 0.5, 0.5, 0.8])
     assert proposal.tree.paths[1:] == [(1,), (1, 2), (3,), (1, 5), (3, 4)]
     assert proposal.sources == ("suffix+eagle2", "suffix", "eagle2", "eagle2", "eagle2")
-    assert chances.tolist() == pytest.approx([0.9, 0.3, 0.5 * 0.4, 0.9 * 0.5 * 0.5, 0.5 * 0.4 * 0.8])
-    above = [1.0, *chances]
-    assert all(chances[node] <= above[parent] for node, parent in enumerate(proposal.tree.parents))
+    assert probabilities.tolist() == pytest.approx([0.9, 0.3, 0.5 * 0.4, 0.9 * 0.5 * 0.5, 0.5 * 0.4 * 0.8])
+    above = [1.0, *probabilities]
+    assert all(probabilities[node] <= above[parent] for node, parent in enumerate(proposal.tree.parents))
 
 
-def test_what_is_sent_is_a_tree_whatever_the_chances() -> None:
+def test_what_is_sent_is_a_tree_whatever_the_probabilities() -> None:
     rng = np.random.default_rng(0)
     for _ in range(100):
         parents = np.array([int(rng.integers(0, node + 1)) for node in range(12)], np.int32)
-        chances = [1.0]
+        probabilities = [1.0]
         for parent in parents.tolist():
-            chances.append(chances[parent] * float(rng.choice([0.2, 0.9, 1.0])))
+            probabilities.append(probabilities[parent] * float(rng.choice([0.2, 0.9, 1.0])))
         tree = TokenTree(np.arange(12, dtype=np.int32), parents)
-        nodes = paying(np.array(chances[1:]), cost_model_of(1.0 + 0.2 * np.arange(129)), 0.5)
+        nodes = paying(np.array(probabilities[1:]), cost_model_of(1.0 + 0.2 * np.arange(129)), 0.5)
         kept = {0, *nodes.tolist()}
         assert all(int(tree.parents[node - 1]) in kept for node in nodes)
 
@@ -194,4 +194,4 @@ def test_ranks_learn_on_the_way_of_the_text_and_say_how_far_it_goes() -> None:
     ranks = RankEstimates(AcceptanceEstimates(), "eagle2", 0)
     for _ in range(200):
         assert ranks.learn(tree, [1, 9]) == 1
-    assert ranks.chances(tree) == pytest.approx([1.0, 0.0, 0.0], abs=0.05)
+    assert ranks.probabilities(tree) == pytest.approx([1.0, 0.0, 0.0], abs=0.05)
