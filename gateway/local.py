@@ -27,7 +27,7 @@ _CHILD = Path(__file__).resolve().parents[1] / "launcher/child.py"
 #: The pause before a launcher is started again, and the longest one: each failure in a row doubles it.
 RESTART_PAUSE_S = 1.0
 MAX_RESTART_PAUSE_S = 30.0
-#: A launcher that ran for this long did not fail in a row. Loading may take minutes before it fails, so it is longer.
+#: When a launcher ends that has run for this long, failures are counted anew. A load may take minutes before it fails.
 SOUND_S = 300.0
 STOP_LIMIT_S = 30
 
