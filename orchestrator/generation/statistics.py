@@ -36,7 +36,7 @@ def walltime_gain(alpha: float, gamma: float, c: float) -> float:
 
 
 def best_gamma(alpha: float, c: float, max_gamma: int = MAX_NODES) -> int:
-    """Return the draft length in 0..max_gamma with the largest walltime gain; the shortest of several.
+    """Return the draft length in 0..max_gamma with the largest walltime gain, the shortest among equals.
 
     Invariant: it is greater than 0 if and only if α > c (Leviathan et al. 2023, corollary 3.9).
     """
@@ -240,7 +240,7 @@ class Statistics:
     def _step_ms(self) -> dict[str, float]:
         """Return the mean time of a step and of its parts in ms, without the first step, which includes the prompt.
 
-        `emit` includes the first step, but not a last step whose responses are still being made.
+        `emit` includes the first step, but not the last step if its responses are still being made.
         """
         steps = max(self.num_timed_steps, 1)
         target_ms, in_pass_ms = 1e3 * self.target_s, (self.queue_us + self.step_forward_us + self.verify_us) / 1e3
