@@ -66,11 +66,11 @@ struct States {
   Recent recent;
 };
 
-struct Waiting {
+struct PendingNode {
   double minus_probability;
   int depth, parent, token;
   Option option;
-  bool operator>(const Waiting& other) const {
+  bool operator>(const PendingNode& other) const {
     return std::tie(minus_probability, depth, parent, token) >
            std::tie(other.minus_probability, other.depth, other.parent, other.token);
   }
@@ -164,7 +164,7 @@ class Growth : public Proposer {
     double expected = 1.0 + costs.others_tokens, rate = (1.0 + kMargin) * costs.rate_to_beat;
     int num_nodes = 0, num_best = 0;
     while (!waiting_.empty() && num_nodes < max_nodes) {
-      Waiting next = waiting_.top();
+      PendingNode next = waiting_.top();
       if (-next.minus_probability <= rate * (costs.row_s[num_nodes] + costs.node_s)) break;
       waiting_.pop();
       tree.tokens[num_nodes] = next.token;
@@ -240,7 +240,7 @@ class Growth : public Proposer {
   }
 
   void push(const Option& option, int node, int depth, double probability) {
-    waiting_.push(Waiting{-probability * option.probability, depth + 1, node, option.token, option});
+    waiting_.push(PendingNode{-probability * option.probability, depth + 1, node, option.token, option});
   }
 
   std::vector<Option> options_behind(const States& states) const {
@@ -336,7 +336,7 @@ class Growth : public Proposer {
   std::vector<std::vector<Option>> options_;
   std::vector<std::vector<std::pair<int, int>>> children_;
   std::vector<States> states_;
-  std::priority_queue<Waiting, std::vector<Waiting>, std::greater<>> waiting_;
+  std::priority_queue<PendingNode, std::vector<PendingNode>, std::greater<>> waiting_;
 };
 
 }  // namespace drafts

@@ -166,7 +166,7 @@ class Adaptive(Proposer):
         depth = self._depth(budget, costs) if costs else 0
         if depth:
             self._purpose = Purpose.PAYS
-        elif costs and self._may_probe():
+        elif costs and self._reserve_probe():
             self._purpose = Purpose.PROBE
         levels = min(depth or 1, budget.max_depth, budget.max_nodes)
         if self._lacks_states or self._purpose is Purpose.NONE or not levels:
@@ -178,8 +178,8 @@ class Adaptive(Proposer):
         if not acceptance.is_atypical:  # a pass that reads prompts may lack room for the usual steps
             self._num_in_pass = acceptance.num_in_pass
 
-    def _may_probe(self) -> bool:
-        """Return whether this request should probe whether drafts pay again; never before its first step."""
+    def _reserve_probe(self) -> bool:
+        """Reserve a probe for this request if one is due, never before its first step; return whether it has one."""
         if self._levels.may_probe and not self._meter.is_first:
             self._has_reserved, self._levels.idle_s = True, 0.0
         return self._has_reserved
@@ -219,7 +219,7 @@ class Adaptive(Proposer):
 
 
 class AdaptiveWhereShared(Proposer):
-    """Leaves a request's drafts as they are while it has its passes to itself, and adapts them while others share them.
+    """Leaves a request's drafts as they are while no other request shares its passes, and adapts them while others do.
 
     So a method that does not pay under load costs the other requests little.
     Invariant: drafts are adapted only where the text does not depend on them; elsewhere a seed's text would change with

@@ -24,8 +24,8 @@ from orchestrator.proposers.union import united
 
 #: Weight of all earlier measurements in the mean time of a node.
 DISCOUNT = 0.9
-#: After a step has run alone although native code could have continued, this many are expected to run one by one.
-SINGLES = 32
+#: After a step has run alone although native code could have drafted for it, this many more are expected to run alone.
+NUM_SINGLE_STEPS = 32
 
 
 class AutoConfig(MethodConfig):
@@ -49,7 +49,7 @@ class AutoConfig(MethodConfig):
 
 
 class Grown(NamedTuple):
-    """A tree from all sources but the heads, the probabilities of its nodes, and whether a head should draft too."""
+    """A tree from all sources but the heads, the probabilities of its paths, and whether a head should draft too."""
 
     proposal: Proposal
     probabilities: FloatArray
@@ -57,7 +57,7 @@ class Grown(NamedTuple):
 
 
 class Auto(Proposer):
-    """Grows one tree from all that can be drafted in this process, as large as pays off; often it drafts nothing.
+    """Grows one tree from all sources of this process, as large as pays off; often it drafts nothing.
 
     The expected tokens E of a step are 1 + the sum of the path probabilities of the nodes that are sent. The tree
     maximises the rate of the batch, (E + tokens of the other requests) ÷ seconds of the pass and of drafting.
@@ -70,7 +70,7 @@ class Auto(Proposer):
     name = "auto"
 
     def __init__(self, config: AutoConfig, dependencies: ProposerDependencies) -> None:
-        self._most = Budget(config.max_nodes, config.draft_len)
+        self._limits = Budget(config.max_nodes, config.draft_len)
         self._growth = growth_of(dependencies, config.is_chain)
         self._heads = None if config.is_chain or not dependencies.drafters else HeadsOfAuto(dependencies)
         self._step_costs, self._clock = dependencies.step_costs, dependencies.step_costs.clock
@@ -78,7 +78,7 @@ class Auto(Proposer):
         self._node_s = self._begun_s = 0.0
         self._begun: Grown | None = None
         self._compiled: CompiledDrafts | None = None
-        self._num_singles = 0
+        self._num_single_left = 0  # steps that are still expected to run alone
 
     @property
     def compiled(self) -> CompiledDrafts | None:
@@ -98,7 +98,7 @@ class Auto(Proposer):
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
         """Let a head begin its draft if it should draft for this step."""
         if self._heads and self._heads.name and (costs := self._meter.cost_model(len(context))):
-            began_s, budget = self._clock(), budget.within(self._most)
+            began_s, budget = self._clock(), budget.within(self._limits)
             self._begun = self._grow(context, sampling, budget, costs)
             if self._begun.calls_head:
                 self._heads.begin(context, sampling, budget)
@@ -109,7 +109,7 @@ class Auto(Proposer):
         if self._meter.is_first:
             self._growth.begin(context)
         costs = self._meter.begin(len(context), self._begun_s)
-        tokens_left, budget = budget.max_depth + 1, budget.within(self._most)
+        tokens_left, budget = budget.max_depth + 1, budget.within(self._limits)
         grown, self._begun, self._begun_s = self._begun, None, 0.0
         if costs and not grown:
             grown = self._grow(context, sampling, budget, costs)
@@ -121,7 +121,7 @@ class Auto(Proposer):
                 self._heads.choose(self._meter.rate, tokens_left, costs, range_of(sampling))
         has_head = bool(self._heads and self._heads.name)
         self._compiled = self._growth.compiled(budget, costs) if costs and not has_head else None
-        may_rest = not (has_head or (self._compiled and not self._num_singles))
+        may_rest = not (has_head or (self._compiled and not self._num_single_left))
         self._meter.end(proposal, first_rest=int(may_rest))
         if self._meter.num_plain:
             self._compiled = None
@@ -132,7 +132,7 @@ class Auto(Proposer):
     def _chosen(
         self, grown: Grown, context: Context, sampling: Sampling, budget: Budget, costs: CostModel | None
     ) -> Proposal:
-        """Return the candidates that are sent; a head that has begun is still asked, even if a pause begins now."""
+        """Return the proposal that is sent; a head that has begun its draft is called even if a pause begins now."""
         if not (self._heads and grown.calls_head):
             return grown.proposal if costs else Proposal.empty()
         drafted = self._heads.propose(context, sampling, budget)
@@ -140,7 +140,8 @@ class Auto(Proposer):
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Learn what the step cost, and how far the candidates agree with the text."""
-        self._num_singles = SINGLES if self._compiled and not acceptance.is_atypical else max(self._num_singles - 1, 0)
+        ran_alone = self._compiled and not acceptance.is_atypical
+        self._num_single_left = NUM_SINGLE_STEPS if ran_alone else max(self._num_single_left - 1, 0)
         self._growth.learn(acceptance.tokens(tree))
         step_s = self._meter.observe(tree, acceptance)
         if self._heads:
@@ -148,7 +149,7 @@ class Auto(Proposer):
 
     def observe_compiled(self, steps: Sequence[Step]) -> None:
         """Learn the cost of steps whose trees native code drafted; the growth has already learnt from the text."""
-        self._num_singles = 0
+        self._num_single_left = 0
         self._growth.note_read(sum(step.acceptance.num_tokens for step in steps))
         seconds = self._meter.observe_compiled(steps)
         if self._heads:

@@ -1,4 +1,4 @@
-"""The compiled growth over a request's context, or the reference where it cannot be compiled."""
+"""The growth of `auto`'s trees in native code, or the reference where that cannot be compiled."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class NativeGrowth:
         return Proposal(tree, tuple(SOURCES[bits] for bits in names))
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """Compare the candidates of the last tree with the text that came."""
+        """Compare the candidates of the last tree with the text that followed."""
         self._growth.learn(tokens)
 
     def compiled(self, limits: Budget, costs: CostModel) -> CompiledDrafts | None:
@@ -88,7 +88,7 @@ class NativeGrowth:
 
 
 def growth_of(dependencies: ProposerDependencies, is_chain: bool) -> Growth | NativeGrowth:
-    """Return the growth of a request's trees."""
+    """Return what grows a request's trees: native code, or the reference."""
     compiled = dependencies.estimates.compiled
     if compiled and not isinstance(dependencies.memory, Recollection):
         return NativeGrowth(compiled, dependencies, is_chain)

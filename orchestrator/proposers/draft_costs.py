@@ -69,7 +69,7 @@ class DraftCosts:
     tried_s: float = 0.0
 
     def of(self, name: str, temperature_range: int) -> HeadFigures:
-        """Return what a head brought."""
+        """Return the figures of a head."""
         return self.by_head.get((name, temperature_range), HeadFigures())
 
     def levels(self, *kind: Hashable) -> LevelFigures:

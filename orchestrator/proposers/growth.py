@@ -24,12 +24,12 @@ MARGIN = 0.02
 MAX_PROBABILITY = 0.99
 #: The factor by which each additional source that names a token raises its prior odds.
 AGREEMENT = 3.0
-#: Candidates are distinguished by the highest probability among those of the sources before theirs, in so many grades.
+#: Candidates are distinguished by the highest probability that the sources before theirs give, in this many grades.
 GRADES = 5
 
 
 class Kind(NamedTuple):
-    """Candidates of one kind share an estimate.
+    """What distinguishes candidates in the counts: those of one kind share an estimate.
 
     names: of the sources that name the candidate, joined by "+". evidence: that of the first of them. grade: of the
     likeliest token that the sources before that one name. temperature_range: the request's (`range_of`).
@@ -60,7 +60,7 @@ class Option(NamedTuple):
 States = tuple[Any, ...]
 
 
-class Waiting(NamedTuple):
+class PendingNode(NamedTuple):
     """A node that may be added; a heap returns the likeliest one. states: those of its parent."""
 
     minus_probability: float
@@ -82,7 +82,7 @@ class GrowingTree:
         self.options: list[Sequence[Option]] = []
         self.children: list[dict[int, int]] = []
 
-    def add(self, node: Waiting) -> int:
+    def add(self, node: PendingNode) -> int:
         """Add a node and return its number."""
         self.tokens.append(node.token)
         self.parents.append(node.parent)
@@ -98,7 +98,7 @@ class GrowingTree:
 
 
 class Growth:
-    """Grows the trees of one request, and learns from the text that comes.
+    """Grows the trees of one request, and learns from the text that follows.
 
     is_chain: each node gets only its likeliest child.
     probabilities: (m,) float64, for each node of the last tree the probability that its whole path is accepted.
@@ -116,7 +116,7 @@ class Growth:
         self.probabilities = np.empty(0)
 
     def begin(self, context: Context) -> None:
-        """Do nothing: the reference reads the prompt for its first tree."""
+        """Do nothing: the reference reads the prompt when it grows its first tree."""
 
     def grow(
         self, context: Context, budget: Budget, costs: CostModel, node_s: float, temperature_range: int = 0
@@ -132,7 +132,7 @@ class Growth:
         self._ratios, self._max_depth = [odds.ratio for odds in self._odds], budget.max_depth
         self._range = temperature_range
         grown = self._grown = GrowingTree()
-        heap: list[Waiting] = []
+        heap: list[PendingNode] = []
         self._expand(heap, 0, 0, 1.0, tuple(source.start(context) for source in self._sources))
         seconds, row_s = costs.seconds.tolist(), costs.row_s.tolist()
         tokens, num_best = 1.0 + costs.others_tokens, 0
@@ -152,7 +152,7 @@ class Growth:
         return grown.proposal(num_best) if num_best else Proposal.empty()
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """Compare the candidates with the text that came, whether or not they were sent."""
+        """Compare the candidates with the text that followed, whether or not they were sent."""
         grown, node = self._grown, 0
         if grown.options:
             self._num_judged += len(tokens)
@@ -170,10 +170,10 @@ class Growth:
         """Do nothing: the reference reads the context itself, whatever native code has read."""
 
     def _judge(self, context: Context) -> None:
-        """Compare the tokens of plain steps, for which no tree was grown, with what would have been named.
+        """Compare the tokens of plain steps, for which no tree was grown, with the candidates for them.
 
-        The text may have left the prediction or met it again meanwhile, so a request with one learns from its trees
-        alone.
+        Meanwhile the text may have left the prediction or returned to it, so a request with a prediction learns only
+        from its trees.
         """
         has_prediction = any(source.name == PredictionCandidates.name for source in self._sources)
         for end in range(self._num_judged, len(context) if self._num_judged and not has_prediction else 0):
@@ -187,7 +187,7 @@ class Growth:
             self._odds[option.place].observe(option.expected, option.token == token)
             self._estimates.observe(option.kind, option.token == token)
 
-    def _expand(self, heap: list[Waiting], node: int, depth: int, probability: float, states: States) -> None:
+    def _expand(self, heap: list[PendingNode], node: int, depth: int, probability: float, states: States) -> None:
         """Note the options after a node, and add them to the heap."""
         options = self._options(states)
         self._grown.options.append(options)
@@ -198,7 +198,7 @@ class Growth:
             options = [max(options, key=lambda option: option.probability)]
         for option in options:
             minus_probability = -probability * option.probability
-            heappush(heap, Waiting(minus_probability, depth + 1, node, option.token, option, states))
+            heappush(heap, PendingNode(minus_probability, depth + 1, node, option.token, option, states))
 
     def _options(self, states: States) -> list[Option]:
         """Return the candidates of all sources, each token once."""

@@ -1,4 +1,4 @@
-"""The drafters as sources of `auto`: used where they pay, tried now and then, and otherwise left alone."""
+"""The drafters as sources of `auto`: each is tried occasionally, and used where it pays."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ FOLLOWING = {
 
 
 @dataclass
-class Use:
+class HeadInUse:
     """The head in use, from its choice until it is let go.
 
     rate_without: tokens per second of the request before the head was in use. drafted: its draft for the step that is
@@ -82,7 +82,7 @@ class HeadsOfAuto:
         self._names = [name for name in HEADS if METHODS[name].drafter in dependencies.drafters]
         self._built: dict[str, Proposer] = {}
         self._state = State.READY
-        self._use: Use | None = None
+        self._head: HeadInUse | None = None
         self._steps_left = 0  # drafts of the trial, or steps of the rest
         self._next_rest = REST_STEPS
         self._range = 0  # the request's temperature range
@@ -90,12 +90,12 @@ class HeadsOfAuto:
     @property
     def name(self) -> str:
         """The method of the head in use; empty while no head is in use."""
-        return self._use.name if self._use else ""
+        return self._head.name if self._head else ""
 
     @property
     def options(self) -> StepOptions:
         """What the head in use needs from the step."""
-        return self._use.proposer.options if self._use and self._use.has_states else StepOptions()
+        return self._head.proposer.options if self._head and self._head.has_states else StepOptions()
 
     @property
     def ranks(self) -> RankEstimates:
@@ -108,72 +108,72 @@ class HeadsOfAuto:
         rate: recent tokens per second of the request without a head.
         """
         self._range = temperature_range
-        if use := self._use:
+        if head := self._head:
             is_tried = self._state is State.TRIED
-            fails_trial = is_tried and self._gain(use.name, use.rate_without, tokens_left, costs) <= 0.0
-            if use.num_idle >= IDLE_STEPS or fails_trial:
+            fails_trial = is_tried and self._gain(head.name, head.rate_without, tokens_left, costs) <= 0.0
+            if head.num_idle >= IDLE_STEPS or fails_trial:
                 self.let_go()
             elif is_tried:
                 self._enter(State.IN_USE)
         elif self._state is State.READY and self._names and rate and tokens_left >= 2 * TRIAL_STEPS:
             best = max(self._names, key=lambda name: self._gain(name, rate, tokens_left, costs))
             if self._gain(best, rate, tokens_left, costs) > 0.0:
-                self._enter(State.IN_USE, self._use_of(best, rate))
+                self._enter(State.IN_USE, self._new_head(best, rate))
             elif self._draft_costs.may_try:
                 least_known = min(self._names, key=lambda name: self._of(name).tokens.num_values)
-                self._enter(State.TRIAL, self._use_of(least_known, rate))
+                self._enter(State.TRIAL, self._new_head(least_known, rate))
 
     def wants(self, rate: float, costs: CostModel) -> bool:
         """Return whether the head in use should draft for this step. rate: of the other candidates' tree."""
-        if not (self._use and self._use.has_states):
+        if not (self._head and self._head.has_states):
             return False
-        return self._state is State.TRIAL or self._of(self._use.name).rate(costs) > (1.0 + MARGIN) * rate
+        return self._state is State.TRIAL or self._of(self._head.name).rate(costs) > (1.0 + MARGIN) * rate
 
     def note_pause(self, num_plain: int) -> None:
         """Note how many plain steps follow; they return no hidden states, so let the head go before a long pause."""
         if num_plain > MEASURED_STEPS:
             self.let_go()
-        if self._use:
-            self._use.has_states = not num_plain
+        if self._head:
+            self._head.has_states = not num_plain
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
         """Let the head begin its draft."""
-        assert self._use
-        self._use.proposer.begin(context, sampling, budget)
+        assert self._head
+        self._head.proposer.begin(context, sampling, budget)
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the head's draft."""
-        assert self._use
-        use, clock = self._use, self._dependencies.step_costs.clock
+        assert self._head
+        head, clock = self._head, self._dependencies.step_costs.clock
         began_s = clock()
-        use.drafted = use.proposer.propose(context, sampling, budget).cut(budget)
-        took_s, known = clock() - began_s, self._of(use.name)
-        if use.is_first:
-            self._note(use.name, known._replace(first_s=known.first_s.updated(took_s)))
+        head.drafted = head.proposer.propose(context, sampling, budget).cut(budget)
+        took_s, known = clock() - began_s, self._of(head.name)
+        if head.is_first:
+            self._note(head.name, known._replace(first_s=known.first_s.updated(took_s)))
         else:
-            self._note(use.name, known._replace(draft_s=known.draft_s.updated(took_s)))
-        use.is_first = False
-        return use.drafted
+            self._note(head.name, known._replace(draft_s=known.draft_s.updated(took_s)))
+        head.is_first = False
+        return head.drafted
 
     def observe(self, tree: TokenTree, acceptance: Acceptance, step_s: float) -> None:
         """Learn how far the head's draft agrees with the text, and what the step cost, drafting included."""
         self._draft_costs.elapsed_s += step_s
-        if not self._use:
+        if not self._head:
             if self._state is State.RESTING:
                 self._count_down(State.READY)
             return
-        self._use.proposer.observe(tree, acceptance)
+        self._head.proposer.observe(tree, acceptance)
         if self._state is State.TRIAL:  # all requests of the pass wait for it
             self._draft_costs.tried_s += step_s * acceptance.num_in_pass
-        if self._use.drafted:
-            self._learn(self._use, self._use.drafted, acceptance.tokens(tree))
+        if self._head.drafted:
+            self._learn(self._head, self._head.drafted, acceptance.tokens(tree))
         else:
-            self._use.num_idle += 1
-        self._review(self._use, acceptance.num_tokens, step_s)
+            self._head.num_idle += 1
+        self._review(self._head, acceptance.num_tokens, step_s)
 
     def let_go(self) -> None:
         """Stop using the head, if one is in use, and use no head for a while."""
-        if self._use:
+        if self._head:
             self._enter(State.RESTING)
 
     def close(self) -> None:
@@ -181,14 +181,14 @@ class HeadsOfAuto:
         for proposer in self._built.values():
             proposer.close()
 
-    def _enter(self, state: State, use: Use | None = None) -> None:
-        """Change the state. use: of a head that comes into use."""
+    def _enter(self, state: State, head: HeadInUse | None = None) -> None:
+        """Change the state. head: the one that comes into use."""
         assert state in FOLLOWING[self._state]
         self._state = state
         if state is State.RESTING:
-            self._use, self._steps_left = None, self._next_rest
-        elif use:
-            self._use, self._steps_left = use, TRIAL_STEPS
+            self._head, self._steps_left = None, self._next_rest
+        elif head:
+            self._head, self._steps_left = head, TRIAL_STEPS
 
     def _count_down(self, state: State) -> None:
         """Note one of the steps that a trial or a rest lasts; enter the state after the last one."""
@@ -196,33 +196,33 @@ class HeadsOfAuto:
         if not self._steps_left:
             self._enter(state)
 
-    def _learn(self, use: Use, drafted: Proposal, tokens: list[int]) -> None:
+    def _learn(self, head: HeadInUse, drafted: Proposal, tokens: list[int]) -> None:
         """Note how many tokens the head's draft would have brought. tokens: those that the step committed."""
-        use.drafted, use.num_idle, known, agreed = None, 0, self._of(use.name), 0
+        head.drafted, head.num_idle, known, agreed = None, 0, self._of(head.name), 0
         if drafted.tree.num_nodes:
             agreed = self.ranks.learn(drafted.tree, tokens)
             known = known._replace(rows=known.rows.updated(drafted.tree.num_nodes))
-        self._note(use.name, known._replace(tokens=known.tokens.updated(1.0 + agreed)))
+        self._note(head.name, known._replace(tokens=known.tokens.updated(1.0 + agreed)))
         if self._state is State.TRIAL:
             self._count_down(State.TRIED)
 
-    def _review(self, use: Use, num_tokens: int, step_s: float) -> None:
+    def _review(self, head: HeadInUse, num_tokens: int, step_s: float) -> None:
         """Let the head go if the request has become slower with it."""
-        use.num_steps += 1
-        use.num_tokens += num_tokens
-        use.seconds += step_s
-        if use.num_steps < REVIEW_STEPS:
+        head.num_steps += 1
+        head.num_tokens += num_tokens
+        head.seconds += step_s
+        if head.num_steps < REVIEW_STEPS:
             return
-        if use.num_tokens < use.rate_without * use.seconds:
+        if head.num_tokens < head.rate_without * head.seconds:
             self._next_rest *= 2
             self.let_go()
-        use.num_steps, use.num_tokens, use.seconds = 0, 0, 0.0
+        head.num_steps, head.num_tokens, head.seconds = 0, 0, 0.0
 
-    def _use_of(self, name: str, rate: float) -> Use:
+    def _new_head(self, name: str, rate: float) -> HeadInUse:
         if name not in self._built:
             assert self._dependencies.build is not None
             self._built[name] = self._dependencies.build(name)
-        return Use(name, self._built[name], rate)
+        return HeadInUse(name, self._built[name], rate)
 
     def _gain(self, name: str, rate: float, tokens_left: int, costs: CostModel) -> float:
         """Return the seconds that the head promises to save on the rest of the text; negative if it would cost time."""

@@ -29,11 +29,11 @@ DISCOUNT = 0.95
 
 
 class Ledger:
-    """Limits the time that drafts, and futile searches for them, lose against plain decoding to a fraction LOSS.
+    """Limits the time that drafts, and searches that find none, lose against plain decoding to a fraction LOSS.
 
     Invariant: before they pause again, they lose at most LOSS of the time since the last pause began, plus GRACE_STEPS.
     pause: steps for which drafts still pause; may be set, to begin a pause for another reason, or to end it.
-    Source: the on/off test of Cascade (arXiv:2506.20675), here on one balance with growing pauses instead of phases.
+    Source: the on/off test of Cascade (arXiv:2506.20675), here with one balance and growing pauses instead of phases.
     """
 
     def __init__(self) -> None:
@@ -42,18 +42,18 @@ class Ledger:
         self._next_pause = FIRST_PAUSE
 
     def begin_rest(self, num_steps: int, lost_s: float, plain_s: float) -> None:
-        """Begin a pause after a futile search for a draft. lost_s: what plain decoding would not have spent."""
+        """Begin a pause after a search that found no draft. lost_s: by how much plain decoding would be faster."""
         self.pause = num_steps
         self._balance_s -= lost_s
         self._check(plain_s)
 
     def rest(self, num_steps: int, rest_s: float = 0.0) -> None:
-        """Enter plain steps of a pause. rest_s: with the last of them, the time of the whole pause; before that, 0."""
+        """Count plain steps of a pause. rest_s: with the last of them, the time of the whole pause; before that, 0."""
         self.pause = max(self.pause - num_steps, 0)
         self._elapsed_s += rest_s
 
     def observe(self, num_tokens: int, step_s: float, plain_s: float) -> None:
-        """Enter a step that took step_s, drafting included. plain_s: what a plain step would have taken."""
+        """Count a step that took step_s, drafting included. plain_s: what a plain step would have taken."""
         self._balance_s = min(self._balance_s + num_tokens * plain_s - step_s, CREDIT_STEPS * plain_s)
         self._elapsed_s += step_s
         self._check(plain_s)
@@ -70,9 +70,9 @@ class Ledger:
 class Rest(NamedTuple):
     """The steps of a pause so far: when it began, how many there were, and how long they waited for other passes.
 
-    in_passes_s: time of their own passes. is_atypical: one of these passes was, in its time. num_in_pass: requests in
-    the first pass. is_apart: one of the passes did not hold most of the other requests, so its time says little about
-    plain steps.
+    in_passes_s: time of their own passes. is_atypical: one of these passes did not take the time of a usual step.
+    num_in_pass: requests in the first pass. is_apart: one of the passes did not hold most of the other requests, so its
+    time says little about plain steps.
     """
 
     began_s: float = 0.0
@@ -145,7 +145,7 @@ class Meter:
         """Note that the proposal has been made, and begin a rest if it is empty.
 
         first_rest: how many plain steps follow an empty proposal before the next one is made; twice as many after each
-        additional empty one, up to LONGEST_REST and as far as that saves time; 0 = no rest. min_rest: their number
+        additional empty one, up to LONGEST_REST and as long as that saves time; 0 = no rest. min_rest: their number
         if resting saves no time.
         """
         self._sent_s = self._step_costs.clock()
@@ -158,7 +158,7 @@ class Meter:
             self._rest = Rest(self._sent_s)
 
     def end_rest(self) -> None:
-        """End a pause before its last step; its time is not entered."""
+        """End a pause before its last step; its time is not counted."""
         self._ledger.pause = 0
         self._rest = Rest()
 
@@ -212,7 +212,7 @@ class Meter:
 
     @property
     def rate(self) -> float:
-        """Tokens of the request per second of its last steps; 0 before the first."""
+        """Tokens of the request per second of its last steps; 0 before the first step."""
         return self._tokens / self._seconds if self._seconds else 0.0
 
     @property

@@ -78,15 +78,15 @@ def paying_in_turn(tree: TokenTree, probabilities: FloatArray, costs: CostModel,
     because of another's token could come before that other (docs/losslessness.md, Trees that are sampled while they
     grow).
     """
-    kept, ended = [0], set[int]()  # ended: parents that get no more children
+    kept, closed = [0], set[int]()  # closed: nodes below which no more nodes are kept
     seconds, tokens = costs.seconds.tolist(), 1.0 + costs.others_tokens
     nodes = zip(tree.parents.tolist(), probabilities.tolist(), strict=True)
     for node, (parent, probability) in enumerate(nodes, start=1):
         now_s, next_s = seconds[len(kept) - 1], seconds[min(len(kept), len(seconds) - 1)]
-        gains = probability > costs.rate_to_beat * (next_s - now_s)
+        is_worth_row = probability > costs.rate_to_beat * (next_s - now_s)
         is_faster = (tokens + probability) * (now_s + draft_s) >= tokens * (next_s + draft_s)
-        if parent in ended or not (gains and is_faster):
-            ended |= {parent, node}
+        if parent in closed or not (is_worth_row and is_faster):
+            closed |= {parent, node}
             continue
         kept.append(node)
         tokens += probability

@@ -43,7 +43,7 @@ class KnowingClient(DrafterClient):
     skill: float
     took_s: float
     num_calls: int = 0
-    gave_up: bool = False
+    has_given_up: bool = False
     use: None = None
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT) -> None:
