@@ -66,7 +66,7 @@ class LocalReplica:
             self.process.kill()
 
     def _start(self) -> subprocess.Popen[str]:
-        # A session of its own: Ctrl-C in the terminal is for the gateway, whose requests end before their server does.
+        # In a session of its own, so that Ctrl-C in the terminal reaches only the gateway, whose requests end first.
         # The launcher gets SIGTERM when the thread that starts it ends, so that it does not outlive a gateway that is
         # killed; the main thread and the watching thread live as long as the gateway.
         return subprocess.Popen(

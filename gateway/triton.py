@@ -74,7 +74,7 @@ END_LIMIT_S = 1.0
 
 
 class ReplicaError(Exception):
-    """A replica refused a request, failed on it, or cannot be reached. reason: a word for the metrics."""
+    """A replica refused a request, failed on it, or cannot be reached. reason: the label in the metrics."""
 
     reason = "failed"
 

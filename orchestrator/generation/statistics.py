@@ -65,8 +65,8 @@ class Statistics:
     draft_s, target_s, timed_levels, num_timed_steps: time to propose, time from the target's calls to its answers,
     levels drafted and number of steps, all without the first answer, whose pass includes the prompt.
     num_plain, plain_s: number of those steps that had no draft, and their part of target_s.
-    num_in_pass: requests that shared a pass of the target, or had one of their own beside it, summed over the passes.
-    chunks: for each observed step, when its tokens came (time.monotonic()), and how many of them the client gets.
+    num_in_pass: requests in a pass of the target or in separate passes beside it, summed over the passes.
+    chunks: for each observed step, when its tokens arrived (time.monotonic()), and how many of them the client gets.
     queue_us, step_forward_us, verify_us: parts of target_s. emit_s: time to turn tokens into text and responses; in a
     run it overlaps with later steps.
     """

@@ -28,7 +28,7 @@ NO_DRAFT = Budget(0, 0)
 
 
 class Purpose(Enum):
-    """Why the next draft is made, even if hidden states have to come first."""
+    """Why the next draft is made, which may have to wait for a step that returns hidden states."""
 
     NONE = "no draft is made"
     PAYS = "a draft pays"

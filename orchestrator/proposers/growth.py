@@ -123,8 +123,8 @@ class Growth:
     ) -> Proposal:
         """Return the tree with the most expected tokens per second; often a bare root.
 
-        The probability of a node is the product of those on its path, so none is likelier than its parent, and the best
-        n nodes are the n likeliest. node_s: time to draft a node. temperature_range: the request's (`range_of`).
+        The probability of a node is the product of those on its path, so no node is likelier than its parent, and the
+        best n nodes are the n likeliest. node_s: time to draft a node. temperature_range: the request's (`range_of`).
         Invariant: no larger tree of these candidates has a higher rate. A node that is no likelier than the highest
         rate so far × the least cost of another row cannot raise the rate, nor can any node after it.
         """

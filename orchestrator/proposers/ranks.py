@@ -56,8 +56,8 @@ class RankEstimates:
 def paying(probabilities: FloatArray, costs: CostModel, draft_s: float) -> IdArray:
     """Return those of the nodes 1…m that give the highest rate, (k,) int32, ascending.
 
-    probabilities: (m,) float64, of the whole paths; none is higher than its parent's. draft_s: time already spent on
-    drafting.
+    probabilities: (m,) float64, of the whole paths; no node's is higher than its parent's. draft_s: time already spent
+    on drafting.
     Invariant: a node is returned only with its parent, and there are no more nodes than have costs.
     """
     # Among equal probabilities, the stable order has the parent first.
@@ -74,9 +74,9 @@ def paying_in_turn(tree: TokenTree, probabilities: FloatArray, costs: CostModel,
 
     probabilities: as for `paying`. draft_s: the time to draft, as expected before any token was sampled.
     Invariant: a node is returned only with its parent and its earlier siblings, and whether it is returned depends only
-    on the nodes before it, which exist whatever its token is. In the order of probabilities, a node that exists only
-    because of another's token could come before that other (docs/losslessness.md, Trees that are sampled while they
-    grow).
+    on the nodes before it, which exist whatever its token is. If the likelier nodes were judged first, a node that
+    exists only because of another node's token could be judged before that node (docs/losslessness.md, Trees that are
+    sampled while they grow).
     """
     kept, closed = [0], set[int]()  # closed: nodes below which no more nodes are kept
     seconds, tokens = costs.seconds.tolist(), 1.0 + costs.others_tokens
