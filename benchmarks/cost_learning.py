@@ -17,10 +17,10 @@ import numpy as np
 
 from benchmarks.replay import Deployment, Text, demo_deployment, known_texts
 from orchestrator.core.context import Context
+from orchestrator.core.cost_model import Batch, CostModel, CostModels, Curve, PassCosts
 from orchestrator.core.drafting import Limits
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts
-from orchestrator.core.surfaces import Curve, PassCosts, Surface, surface_of
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, PassLoad
 from orchestrator.proposers.dependencies import ProposerDependencies
@@ -30,7 +30,7 @@ from orchestrator.sampling.accept import accept_coupled
 from runtime.engine.profile import NUM_ROWS
 
 #: Milliseconds of a pass by its rows; the first is about that of the demo target on two cores.
-SURFACES: dict[str, Callable[[float], float]] = {
+COSTS: dict[str, Callable[[float], float]] = {
     "0.6 + 0.14 a further row": lambda rows: 0.6 + 0.14 * (rows - 1),
     "flat (1 + 0.005 a row)": lambda rows: 1.0 + 0.005 * (rows - 1),
     "stairs (0.6 for 8 rows)": lambda rows: 1.0 + 0.6 * ((rows - 1) // 8),
@@ -49,14 +49,16 @@ class Known(StepCosts):
 
     def __init__(self, clock: Callable[[], float], cost: Callable[[float], float]) -> None:
         super().__init__(clock)
-        self._known = surface_of(np.array([cost(rows) for rows in range(1, MAX_NODES + 2)]))
+        rows = np.arange(1.0, MAX_NODES + 2)
+        costs = PassCosts(Curve(rows, np.array([cost(number) for number in rows.tolist()]), 0.0))
+        self._known = CostModels(costs, Batch(others=0.0, rows=1.0, tokens=1.0, num_kv_tokens=0.0), single_s=0.0).at(0)
 
     @property
     def wants_plain(self) -> bool:
         """False, since plain steps need not be measured."""
         return False
 
-    def surface(self, num_kv_tokens: int = 0) -> Surface:
+    def cost_model(self, num_kv_tokens: int = 0) -> CostModel:
         """Return the given costs, which do not depend on the context."""
         return self._known
 
@@ -155,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     texts = [texts[index] for index in order]
     print("| cost of a pass | true: tokens/ms (nodes) | learnt | measured at load, corrected |")
     print("|---|---:|---:|---:|")
-    for name, cost in SURFACES.items():
+    for name, cost in COSTS.items():
         print(f"| {name} | {' | '.join(cells(cost, texts, deployment, options.seeds))} |", flush=True)
     return 0
 

@@ -21,7 +21,7 @@ from transformers import AutoConfig
 
 from benchmarks.deployment import CONFIG
 from orchestrator.core.context import Context
-from orchestrator.core.surfaces import PassCosts
+from orchestrator.core.cost_model import PassCosts
 from orchestrator.core.tree import TokenTree
 from orchestrator.deployment.config import load_config
 from orchestrator.native.compiling import NativeLibrary

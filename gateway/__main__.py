@@ -1,4 +1,4 @@
-"""`python -m gateway`: OpenAI's API in front of running Triton servers, or ones it starts (`--serve serving.toml`)."""
+"""`python -m gateway`: OpenAI's API in front of Triton servers, which it can start itself (`--serve serving.toml`)."""
 
 from __future__ import annotations
 

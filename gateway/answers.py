@@ -28,9 +28,9 @@ class ClientGone(ApiError):
     status, type, code = 499, "client_error", "client_closed_request"
 
 
-async def answer(request: Request, stream: bool, job: Job, ping_interval_s: float) -> Response:
+async def answer(request: Request, is_streamed: bool, job: Job, ping_interval_s: float) -> Response:
     """Return the response of a job; raises ApiError if the job fails before the response begins."""
-    if not stream:
+    if not is_streamed:
         body = await _unless_gone(request, job.response())
         return await off_loop(JSONResponse, body)  # it may be long: 32 texts, each with all log-probabilities
     # The status is sent with the first event or ping, so that a request that is refused before it gets an error status.
@@ -40,7 +40,7 @@ async def answer(request: Request, stream: bool, job: Job, ping_interval_s: floa
 
 
 class EventStream(StreamingResponse):
-    """A response of events, the first of which has come already; the events end with the response."""
+    """A response of events, of which the first has already arrived; the events are closed with the response."""
 
     def __init__(self, first: str, others: AsyncGenerator[str, None]) -> None:
         self._others = others
@@ -49,7 +49,7 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
-        # If the client goes while an event is being sent, nobody asks for the next one, and only that would end them.
+        # If the client leaves while an event is being sent, Starlette requests no further one and does not close them.
         async with contextlib.aclosing(self._others):
             await super().__call__(scope, receive, send)
 
@@ -64,37 +64,37 @@ class EventStream(StreamingResponse):
 
 async def with_pings(events: AsyncGenerator[str, None], interval_s: float) -> AsyncGenerator[str, None]:
     """Yield the events, and PING for each interval without one."""
-    coming = asyncio.ensure_future(anext(events))
+    pending = asyncio.ensure_future(anext(events))
     try:
         while True:
-            if not (await asyncio.wait({coming}, timeout=interval_s))[0]:
+            if not (await asyncio.wait({pending}, timeout=interval_s))[0]:
                 yield PING
                 continue
             try:
-                found = coming.result()
+                received = pending.result()
             except StopAsyncIteration:
                 return
-            yield found
-            coming = asyncio.ensure_future(anext(events))
+            yield received
+            pending = asyncio.ensure_future(anext(events))
     finally:
-        coming.cancel()
-        await asyncio.gather(coming, return_exceptions=True)
+        pending.cancel()
+        await asyncio.gather(pending, return_exceptions=True)
         await events.aclose()
 
 
 async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:
     """Await work; cancel it when the client disconnects. The body must have been read."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.create_task(_disconnected(request))
+    disconnected = asyncio.create_task(_disconnected(request))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientGone("the client has gone")
         return task.result()
     finally:
-        gone.cancel()
+        disconnected.cancel()
         task.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        await asyncio.gather(task, disconnected, return_exceptions=True)
 
 
 async def _disconnected(request: Request) -> None:

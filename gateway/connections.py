@@ -40,7 +40,7 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
 
 
 class Connection(H11Protocol):
-    """One connection of a client, with limits. settings: where they are; a subclass for each server sets them."""
+    """One connection of a client, with limits. settings: hold the limits; each server has its own subclass."""
 
     settings: ClassVar[Settings]
     _since_s: float = 0.0  # when the connection was made, or its request began or ended, whichever was last
@@ -62,7 +62,7 @@ class Connection(H11Protocol):
         self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the limits."""
+        """End the limits."""
         _cancel(self._head_timer)
         _cancel(self._send_timer)
         super().connection_lost(exc)
@@ -89,7 +89,7 @@ class Connection(H11Protocol):
         self._limit_sending()
 
     def resume_writing(self) -> None:
-        """Forget that limit."""
+        """End that limit."""
         _cancel(self._send_timer)
         super().resume_writing()
 
@@ -119,7 +119,7 @@ class Connection(H11Protocol):
             return
         waiting = [each for each in self.connections if isinstance(each, Connection) and each._waits_for_client]
         longest = min(waiting, key=lambda each: each._since_s)
-        self.connections.discard(longest)  # it counts no more, although the event loop will end it only later
+        self.connections.discard(longest)  # it no longer counts, although the event loop ends it only later
         longest.transport.abort()
 
 

@@ -1,4 +1,4 @@
-"""The fields of OpenAI's requests, and our own: what each may be, and which input of the server it becomes."""
+"""The fields of OpenAI's requests and our own: the values each may have, and the input of the server it becomes."""
 
 from __future__ import annotations
 
@@ -113,13 +113,15 @@ class GenerationFields(Fields):
 
     @property
     def affinity(self) -> str:
-        """What the client gives to requests that should go to one replica, "" if nothing."""
+        """The client's mark of requests that should go to one replica; "" = no mark."""
         return self.prompt_cache_key or self.user or ""
 
     def inputs(self) -> dict[str, Any]:
         """Return the inputs of the server that are the same for every prompt and choice; raises BadRequest."""
         inputs: dict[str, Any] = {name: value for name in PASSED if (value := getattr(self, name)) not in (None, [])}
-        inputs |= {"stream": True, "return_stats": True, "seed": self._seed()}
+        # The gateway fixes the seed, so that another replica can continue the text.
+        seed = secrets.randbits(63) if self.seed is None else self.seed % (1 << 64)
+        inputs |= {"stream": True, "return_stats": True, "seed": seed}
         if self.most_tokens is not None:
             inputs["max_tokens"] = self.most_tokens
         if self.stop:
@@ -134,10 +136,6 @@ class GenerationFields(Fields):
         if self.return_steps:
             inputs["stream_steps"] = True
         return inputs | self._logit_bias() | self._guide() | self._prediction()
-
-    def _seed(self) -> int:
-        # The gateway fixes the seed, so that another replica can continue the text.
-        return secrets.randbits(63) if self.seed is None else self.seed % (1 << 64)
 
     def _logit_bias(self) -> dict[str, Any]:
         if not self.logit_bias:

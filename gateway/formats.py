@@ -22,14 +22,14 @@ class Format:
     """Builds the responses to one completion request.
 
     num_top: how many of the most probable tokens each position shows; None = without log-probabilities.
-    token_ids, steps: whether choices carry the ids of their tokens, and the steps with their draft trees.
+    has_token_ids, has_steps: choices have the ids of their tokens, and the steps with their draft trees.
     """
 
     checkpoint: Checkpoint
     seed: int
     num_top: int | None = None
-    token_ids: bool = False
-    steps: bool = False
+    has_token_ids: bool = False
+    has_steps: bool = False
     prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
     id: str = field(init=False)
     created: int = field(init=False)
@@ -82,14 +82,14 @@ class Format:
             rest["finish_reason"] = FINISH_REASONS[delta.finish_reason]
             if delta.finish_reason == "deadline":
                 rest["stop_reason"] = "deadline"
-        if self.token_ids:
+        if self.has_token_ids:
             rest["token_ids"] = delta.ids
-        if self.steps:
+        if self.has_steps:
             rest["steps"] = [self._step(step) for step in delta.steps]
         return rest
 
     def _step(self, step: Mapping[str, Any]) -> dict[str, Any]:
-        """Return one step, ready to be drawn: the draft tree with the text of its nodes, and what was accepted."""
+        """Return one step, for display: the draft tree with the text of its nodes, and what was accepted."""
         parents, sources = step["node_parents"], step["sources"]
         nodes = [
             {"id": token, "text": self.token_text(token), "parent": parent, "source": source}

@@ -1,6 +1,6 @@
 """The gateway's ports: bound before anything starts, so that a port that is taken is a one-line error.
 
-They are listened on last, so that no client waits for an answer while servers load their models.
+The gateway begins to listen last, so that no client waits for an answer while servers load their models.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gateway.settings import PREFIX, SettingsError
 def bound(host: str, port: int, setting: str) -> Iterator[socket.socket]:
     """Yield a socket bound to an address, which is closed at the end; raises SettingsError naming the setting."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
-        # Without it a port that was just released would seem taken for a minute.
+        # Without this option, a port that was just released would seem taken for a minute.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))

@@ -27,7 +27,7 @@ _CHILD = Path(__file__).resolve().parents[1] / "launcher/child.py"
 #: The pause before a launcher is started again, and the longest one: each failure in a row doubles it.
 RESTART_PAUSE_S = 1.0
 MAX_RESTART_PAUSE_S = 30.0
-#: A launcher that ran for this long did not fail in a row. Loading may take minutes before it fails, so it is longer.
+#: When a launcher ends that has run for this long, failures are counted anew. A load may take minutes before it fails.
 SOUND_S = 300.0
 STOP_LIMIT_S = 30
 
@@ -66,7 +66,7 @@ class LocalReplica:
             self.process.kill()
 
     def _start(self) -> subprocess.Popen[str]:
-        # A session of its own: Ctrl-C in the terminal is for the gateway, whose requests end before their server does.
+        # In a session of its own, so that Ctrl-C in the terminal reaches only the gateway, whose requests end first.
         # The launcher gets SIGTERM when the thread that starts it ends, so that it does not outlive a gateway that is
         # killed; the main thread and the watching thread live as long as the gateway.
         return subprocess.Popen(

@@ -58,7 +58,7 @@ class Guard:
         self._metrics.running.inc(is_counted)
         try:
             # Starlette's patterns end in `$`, which also matches before a last newline: such a path would be served,
-            # but is none of those that need a key.
+            # but without a key, since GUARDED does not contain it.
             if path.endswith("\n"):
                 raise UnknownUrl(f"no such endpoint: {scope['method']} {path!r}")
             if endpoint in GUARDED:

@@ -17,8 +17,8 @@ MAX_DEPTH = 100
 MAX_KEYS = 4096
 #: Most objects and lists of a body: as Python objects they take fifty times as much memory as in the body.
 MAX_PARTS = 1 << 16
-#: A text of a JSON document; without its last quote, to the end. Possessive, so that no input makes it slow.
-_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+#: A string of a JSON document, to the end if it is not closed. Possessive, so that no input makes it slow.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 Parsed = TypeVar("Parsed", bound=Fields)
 
@@ -66,8 +66,8 @@ def _object_of(raw: bytes | bytearray) -> dict[str, Any]:
 
 
 def _check_parts(raw: bytes | bytearray) -> None:
-    """Raise BadRequest for a body of too many objects and lists, before any of them is made."""
-    if _num_brackets(raw) > MAX_PARTS and _num_brackets(_TEXT.sub(b"", raw)) > MAX_PARTS:
+    """Raise BadRequest for a body with too many objects and lists, before any of them is built."""
+    if _num_brackets(raw) > MAX_PARTS and _num_brackets(_STRING.sub(b"", raw)) > MAX_PARTS:
         raise BadRequest(f"the body has more than {MAX_PARTS} objects and lists, which is the most allowed")
 
 

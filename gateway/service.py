@@ -17,8 +17,8 @@ from gateway.settings import Settings
 from gateway.tokenizer import Checkpoint
 from gateway.triton import to_request
 
-#: Each choice of each prompt is a request of its own to a server; all of one body may have this many times the bytes of
-#: the longest body.
+#: Each choice of each prompt is a request of its own to a server. Together, the requests of one body may have this many
+#: times the bytes of the longest body.
 MAX_COPIES = 4
 
 
@@ -59,7 +59,7 @@ class Gateway:
         text = self.checkpoint.render_chat(messages, arguments)
         self.checkpoint.check_length(text, "messages")
         # The template writes the special tokens itself.
-        ids = self.checkpoint.encode(text, special_tokens=False)
+        ids = self.checkpoint.encode(text, add_special_tokens=False)
         self.checkpoint.check_num_ids(len(ids), "messages")
         return self._job(fields, [{"input_ids": ids}], ChatFormat, [], request_id)
 
@@ -121,7 +121,7 @@ class Gateway:
         else:
             messages = [message.for_template() for message in fields.messages]
             text = self.checkpoint.render_chat(messages, {"add_generation_prompt": fields.add_generation_prompt})
-            ids = self.checkpoint.encode(text, special_tokens=False)
+            ids = self.checkpoint.encode(text, add_special_tokens=False)
         strings = [self.checkpoint.tokenizer.id_to_token(token) for token in ids] if fields.return_token_strs else None
         return {"count": len(ids), "max_model_len": self.checkpoint.max_positions, "tokens": ids, "token_strs": strings}
 

@@ -45,14 +45,14 @@ class Checkpoint:
         except jinja2.TemplateError as error:
             raise SettingsError(f"the chat template of {self.name}: {error} (--chat-template)") from None
 
-    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text; other threads run meanwhile, because encode_batch releases the GIL."""
-        (encoding,) = self.tokenizer.encode_batch([text], add_special_tokens=special_tokens)
+        (encoding,) = self.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
 
     def check_length(self, text: str, param: str) -> None:
-        """Raise BadRequest for a text that no tokens of the context's length can stand for; does not encode it."""
+        """Raise ContextTooLong for a text too long for any tokens that fit the context; the text is not encoded."""
         if self.max_positions is None:
             return
         most_bytes = self.max_positions * self._longest_token * _MAX_SHORTENING
@@ -63,7 +63,7 @@ class Checkpoint:
             )
 
     def check_num_ids(self, num_ids: int, param: str) -> None:
-        """Raise BadRequest for a prompt that leaves no room for a token in the model's context."""
+        """Raise ContextTooLong for a prompt that leaves no room for a token in the model's context."""
         if self.max_positions is not None and num_ids >= self.max_positions:
             raise ContextTooLong(
                 f"{param} has {num_ids} tokens, at most {self.max_positions - 1} allowed (context of the model)", param

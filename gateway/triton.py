@@ -56,8 +56,9 @@ _METADATA = (("triton_grpc_error", "true"),)
 
 #: Error texts of a healthy server that cannot take the request now.
 FULL = ("max_running", "pool full", "too long to compile", "until its deadline")
-#: In the text of a server whose queue is full; and there if requests are limited by salt, so that it may have room for
-#: one of another salt. The other texts of FULL concern one request alone: its guide, its deadline, its size.
+#: What the error text of a server whose queue is full contains; if the server limits requests by salt, it also contains
+#: OF_SALT, and requests of another salt may still be accepted. The other texts of FULL concern one request alone: its
+#: guide, its deadline, its size.
 FULL_QUEUE, OF_SALT = "max_waiting", "max_running_per_salt"
 #: How Triton's message about a dead process begins.
 _DEAD_PROCESS = re.compile(
@@ -73,7 +74,7 @@ END_LIMIT_S = 1.0
 
 
 class ReplicaError(Exception):
-    """A replica refused a request, failed on it, or cannot be reached. reason: a word for the metrics."""
+    """A replica refused a request, failed on it, or cannot be reached. reason: the label in the metrics."""
 
     reason = "failed"
 
@@ -164,7 +165,7 @@ class TritonClient:
         """Send one request; yield the outputs of each response. Leaving the iterator cancels the request.
 
         last_sign_s: when the process that serves the request last sent any response; this request's next response is
-        awaited until `silence_limit_s` after that.
+        awaited until `silence_limit_s` after that time.
 
         Raises ReplicaError: Late if sending the request or its first response takes longer than `first_limit_s`, or if
         the request goes on after its deadline; Silent if a later response takes longer than `silence_limit_s`.
@@ -229,8 +230,8 @@ async def _read(call: Any, limit_s: float, last_sign_s: Callable[[], float]) -> 
 
 
 def _error(code: grpc.StatusCode, message: str) -> ReplicaError:
-    # Triton reports a dead process with the code of an invalid request (seen with 2.51), whose message may quote the
-    # request: it counts only where no client can have written it.
+    # Triton reports a dead process with the code of an invalid request (seen with 2.51). Its message may quote the
+    # request, so the text is recognised only where no client can have written it.
     if _DEAD_PROCESS.match(message):
         return Lost(message)
     if code is grpc.StatusCode.UNAVAILABLE:

@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeVar
 
 #: They share the processors with the event loop, and each may hold a parsed body many times as large as its text.
 NUM_THREADS = 4
-#: Not asyncio's default pool: that one looks up names, so requests that fill it would hide the replicas.
+#: Not asyncio's default pool, which also resolves host names: if requests filled it, no replica could be found.
 _POOL = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="gateway-work")
 
 Arguments = ParamSpec("Arguments")
@@ -19,5 +19,5 @@ Result = TypeVar("Result")
 async def off_loop(
     function: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs
 ) -> Result:
-    """Return what a function returns that runs on one of the threads, as soon as one is free."""
+    """Run a function on one of the threads, as soon as one is free, and return its result."""
     return await asyncio.get_running_loop().run_in_executor(_POOL, lambda: function(*arguments, **named))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from orchestrator.core.context import Context
+from orchestrator.core.cost_model import CostModel
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.surfaces import Surface
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, IdArray, StepOptions
 
@@ -110,7 +110,7 @@ class CompiledDrafts(NamedTuple):
     sources: tuple[str, ...]
     handle: int = 0
     next_address: int = 0
-    costs: Surface | None = None
+    costs: CostModel | None = None
     options: StepOptions = StepOptions()
 
 

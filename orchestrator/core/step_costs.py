@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from orchestrator.core.surfaces import UNKNOWN, Batch, PassCosts, Surface, Surfaces, corrected, line_through
+from orchestrator.core.cost_model import UNKNOWN, Batch, CostModel, CostModels, PassCosts, corrected, line_through
 from orchestrator.core.types import PassLoad
 
 #: Passes of similar size are averaged; each group ends at one of these numbers of rows.
@@ -26,7 +26,7 @@ MIN_WEIGHT = 0.05
 MAX_AT_ONCE = 16
 #: A measurement is capped at this multiple of its group's mean, since something else may have held up the step.
 MAX_RATIO_TO_MEAN = 2.5
-#: Surfaces are recomputed once per REFRESH passes, and after every measurement until there have been that many.
+#: Cost models are recomputed once per REFRESH passes, and after every measurement until there have been that many.
 REFRESH = 16
 #: The rows of a pass are taken to cost at least this fraction of what is expected, whatever its contexts should cost.
 MIN_SHARE_OF_ROWS = 0.1
@@ -104,7 +104,7 @@ class StepCosts:
         self._num_passes = self._plain_at = 0.0
         self._entered: dict[int, PassLoad] = {}  # the newest passes of native code, by the identity of their loads
         self.drafts_in_bursts = False
-        self._surfaces = self._computed()
+        self._models = self._computed()
         self._computed_at = 0.0
         self._lock = threading.Lock()
 
@@ -207,7 +207,7 @@ class StepCosts:
         known = self._groups.get(group, Group())
         self._groups[group] = known.updated(all_rows, relative, part_of_rows, self._num_passes, num_steps)
         if self._num_passes < REFRESH or self._num_passes - self._computed_at >= REFRESH:
-            self._surfaces, self._computed_at = self._computed(), self._num_passes
+            self._models, self._computed_at = self._computed(), self._num_passes
 
     def _note_speed(self, ratio: float) -> None:
         """Note the time of a pass, divided by the expected cost of its rows and its contexts."""
@@ -238,15 +238,15 @@ class StepCosts:
             return self._num_passes - self._plain_at >= PLAIN_OF_CURVE
         return not self._plain_at or self._num_passes - self._plain_at >= PLAIN
 
-    def surface(self, num_kv_tokens: int = 0) -> Surface | None:
+    def cost_model(self, num_kv_tokens: int = 0) -> CostModel | None:
         """Return the costs for 1…MAX_NODES + 1 rows; None before passes or plain steps have been measured.
 
         num_kv_tokens: tokens of the request's context.
         """
-        return self._surfaces.at(num_kv_tokens) if self._measured or self._plain_at else None
+        return self._models.at(num_kv_tokens) if self._measured or self._plain_at else None
 
-    def _computed(self) -> Surfaces:
-        """Return the surfaces that follow from the measurements so far, and keep their curve."""
+    def _computed(self) -> CostModels:
+        """Return the cost models that follow from the measurements so far, and keep their curve."""
         if self._groups:
             groups = sorted(self._groups.values(), key=lambda group: group.rows.value)
             sizes, relative = (
@@ -257,4 +257,4 @@ class StepCosts:
             worth = MEASURED_WORTH if self._measured else LINE_WORTH
             self._now = self._now._replace(curve=corrected(base, sizes, relative, weights, worth))
         batch = Batch(self._others.value, self._rows.value, self._tokens.value, self._kv_tokens.value)
-        return Surfaces(self._now.times(self._speed), batch, self._single_s)
+        return CostModels(self._now.times(self._speed), batch, self._single_s)

@@ -112,13 +112,13 @@ _SHARED = ("num_input_tokens", "rule")
 class ResponseMerger:
     """Sends the responses of all sequences of one request; any thread may call it.
 
-    Invariant: with `stream`, every response names its sequence (`sequence_index`); otherwise one response has all
+    Invariant: with `is_streamed`, every response names its sequence (`sequence_index`); otherwise one response has all
     sequences in order. A request for one sequence gets the responses of that sequence unchanged.
     """
 
-    def __init__(self, num_sequences: int, stream: bool, send: Send) -> None:
+    def __init__(self, num_sequences: int, is_streamed: bool, send: Send) -> None:
         self._num_sequences = num_sequences
-        self._stream = stream
+        self._is_streamed = is_streamed
         self._send = send
         self._last: dict[int, Tensors] = {}
         self._is_closed = False
@@ -138,9 +138,9 @@ class ResponseMerger:
         with self._lock:
             if self._is_closed:
                 return
-            if not self._stream or "finish_reason" in tensors:
+            if not self._is_streamed or "finish_reason" in tensors:
                 self._last[index] = tensors
-            if self._stream:
+            if self._is_streamed:
                 self._send(tensors | {"sequence_index": np.array([[index]], np.int32)})
             elif len(self._last) == self._num_sequences:
                 self._send(joined([self._last[i] for i in range(self._num_sequences)]))

@@ -36,7 +36,7 @@ def walltime_gain(alpha: float, gamma: float, c: float) -> float:
 
 
 def best_gamma(alpha: float, c: float, max_gamma: int = MAX_NODES) -> int:
-    """Return the draft length in 0..max_gamma with the largest walltime gain; the shortest of several.
+    """Return the draft length in 0..max_gamma with the largest walltime gain, the shortest among equals.
 
     Invariant: it is greater than 0 if and only if α > c (Leviathan et al. 2023, corollary 3.9).
     """
@@ -65,8 +65,8 @@ class Statistics:
     draft_s, target_s, timed_levels, num_timed_steps: time to propose, time from the target's calls to its answers,
     levels drafted and number of steps, all without the first answer, whose pass includes the prompt.
     num_plain, plain_s: number of those steps that had no draft, and their part of target_s.
-    num_in_pass: requests that shared a pass of the target, or had one of their own beside it, summed over the passes.
-    chunks: for each observed step, when its tokens came (time.monotonic()), and how many of them the client gets.
+    num_in_pass: requests in a pass of the target or in separate passes beside it, summed over the passes.
+    chunks: for each observed step, when its tokens arrived (time.monotonic()), and how many of them the client gets.
     queue_us, step_forward_us, verify_us: parts of target_s. emit_s: time to turn tokens into text and responses; in a
     run it overlaps with later steps.
     """
@@ -240,7 +240,7 @@ class Statistics:
     def _step_ms(self) -> dict[str, float]:
         """Return the mean time of a step and of its parts in ms, without the first step, which includes the prompt.
 
-        `emit` includes the first step, but not a last step whose responses are still being made.
+        `emit` includes the first step, but not the last step if its responses are still being made.
         """
         steps = max(self.num_timed_steps, 1)
         target_ms, in_pass_ms = 1e3 * self.target_s, (self.queue_us + self.step_forward_us + self.verify_us) / 1e3

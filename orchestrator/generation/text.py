@@ -114,15 +114,15 @@ class StopFilter:
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = [string for string in strings if string]
         self._held = ""
-        self.stopped = False
+        self.has_stopped = False
 
     def push(self, piece: str, may_stop: bool = True) -> str:
-        """Return the text that is safe to show now; must not be called again once `stopped`."""
+        """Return the text that is safe to show now; must not be called again once `has_stopped`."""
         start = self._first_stop(piece) if may_stop else None
         self._held += piece
         if start is None:
             return self._take(len(self._held) - self._possible_stop())
-        self.stopped = True
+        self.has_stopped = True
         shown, self._held = self._held[:start], ""
         return shown
 
@@ -209,7 +209,7 @@ class Output:
         if token in self._rule.ids and self._may_stop():
             return self.close(FinishReason.STOP)
         text = self._show(self._detokenizer.push(token))
-        if self._filter.stopped:
+        if self._filter.has_stopped:
             self.finish = FinishReason.STOP
         elif self.num_tokens >= self._rule.max_tokens:
             text += self.close(FinishReason.LENGTH)

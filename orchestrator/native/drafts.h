@@ -6,16 +6,16 @@
 
 namespace drafts {
 
-// orchestrator/core/step_costs.py, Surface. node_s: time to draft a node.
+// CostModel of orchestrator/core/cost_model.py. node_s: time to draft a node.
 struct Costs {
   const double *seconds, *row_s;
-  double others_tokens, rate, node_s;
+  double others_tokens, rate_to_beat, node_s;
 };
 
-// The arrays that a tree is written to, by node 1…m: token, parent, the names of the sources as bits, chance.
+// The arrays that a tree is written to, by node 1…m: token, parent, the names of the sources as bits, probability.
 struct Tree {
   int32_t *tokens, *parents, *names;
-  double* chances;
+  double* probabilities;
 };
 
 // Drafts for one request; one thread at a time may use it.

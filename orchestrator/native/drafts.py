@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.core.surfaces import Surface
+from orchestrator.core.cost_model import CostModel
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import FloatArray
 from orchestrator.native.drafts_library import (
@@ -95,8 +95,8 @@ class CompiledProposer:
         self._sources = sources
         self.next_address: int = ctypes.cast(library.drafts_next, c_void_p).value or 0
         weakref.finalize(self, library.drafts_free, self.handle)
-        self._nodes, self._chances = np.empty((3, MAX_NODES), np.int32), np.empty(MAX_NODES)
-        self._tree = TreeFields(*(row.ctypes.data for row in (*self._nodes, self._chances)))
+        self._nodes, self._probabilities = np.empty((3, MAX_NODES), np.int32), np.empty(MAX_NODES)
+        self._tree = TreeFields(*(row.ctypes.data for row in (*self._nodes, self._probabilities)))
 
     def next(self, read: Sequence[int], max_nodes: int, max_depth: int) -> tuple[TokenTree, list[int]]:
         """Return the tree after the text, and the name of each node's source; read: the new tokens.
@@ -148,10 +148,10 @@ class CompiledGrowth(CompiledProposer):
         agreement: int,
         max_nodes: int,
         max_depth: int,
-        costs: Surface,
+        costs: CostModel,
         node_s: float,
     ) -> tuple[TokenTree, list[int], FloatArray]:
-        """Return the tree, each node's sources as bits, and each node's chance.
+        """Return the tree, each node's sources as bits, and each node's probability.
 
         The bits are those of `orchestrator.proposers.compiled_growth.NAMES`.
         read: the new tokens. temperature_range: the request's, one of those that the counts distinguish. place: index
@@ -162,7 +162,7 @@ class CompiledGrowth(CompiledProposer):
         fields = CostFields.of(costs, node_s)
         size = counted(self._library.drafts_grow(self.handle, new, len(read), *limits, fields, self._tree), "a draft")
         tokens, parents, names = self._nodes[:, :size].copy()
-        return TokenTree(tokens, parents), names.tolist(), self._chances[:size].copy()
+        return TokenTree(tokens, parents), names.tolist(), self._probabilities[:size].copy()
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Compare the candidates of the last tree with the text that followed."""

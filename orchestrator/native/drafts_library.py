@@ -8,7 +8,7 @@ from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_siz
 from functools import cache
 from pathlib import Path
 
-from orchestrator.core.surfaces import Surface
+from orchestrator.core.cost_model import CostModel
 from orchestrator.native.compiling import NativeLibrary, Unbuilt
 
 log = logging.getLogger(__name__)
@@ -37,20 +37,20 @@ class CostFields(Structure):
     _fields_ = [
         ("seconds", c_void_p),
         ("row_s", c_void_p),
-        *((name, c_double) for name in ("others_tokens", "rate", "node_s")),
+        *((name, c_double) for name in ("others_tokens", "rate_to_beat", "node_s")),
     ]
 
     @classmethod
-    def of(cls, surface: Surface, node_s: float = 0.0) -> CostFields:
-        """Return the fields of a surface, whose arrays must outlive them."""
-        arrays = surface.seconds.ctypes.data, surface.row_s.ctypes.data
-        return cls(*arrays, surface.others_tokens, surface.rate, node_s)
+    def of(cls, costs: CostModel, node_s: float = 0.0) -> CostFields:
+        """Return the fields of a cost model, whose arrays must outlive them."""
+        arrays = costs.seconds.ctypes.data, costs.row_s.ctypes.data
+        return cls(*arrays, costs.others_tokens, costs.rate_to_beat, node_s)
 
 
 class TreeFields(Structure):
     """The arrays that a tree is written to, as `drafts::Tree`."""
 
-    _fields_ = [(name, c_void_p) for name in ("tokens", "parents", "names", "chances")]
+    _fields_ = [(name, c_void_p) for name in ("tokens", "parents", "names", "probabilities")]
 
 
 class PromptLookupOptions(Structure):

@@ -20,7 +20,7 @@
 
 namespace drafts {
 
-constexpr double kMargin = 0.02, kSurest = 0.99, kAgreement = 3.0;
+constexpr double kMargin = 0.02, kMaxProbability = 0.99, kAgreement = 3.0;
 constexpr int kGrades = 5;
 constexpr int kMaxMatch = 24, kMaxLength = 8, kShorter = 1000;
 
@@ -43,7 +43,7 @@ struct Option {
   int token;
   Kind kind;
   Source place;
-  double prior, expected, chance;
+  double prior, expected, probability;
 };
 
 // The last tokens of a text, the newest first.
@@ -66,13 +66,13 @@ struct States {
   Recent recent;
 };
 
-struct Waiting {
-  double minus_chance;
+struct PendingNode {
+  double minus_probability;
   int depth, parent, token;
   Option option;
-  bool operator>(const Waiting& other) const {
-    return std::tie(minus_chance, depth, parent, token) >
-           std::tie(other.minus_chance, other.depth, other.parent, other.token);
+  bool operator>(const PendingNode& other) const {
+    return std::tie(minus_probability, depth, parent, token) >
+           std::tie(other.minus_probability, other.depth, other.parent, other.token);
   }
 };
 
@@ -161,22 +161,22 @@ class Growth : public Proposer {
     options_.clear(), children_.clear(), states_.clear();
     waiting_ = {};
     expand(0, 0, 1.0, start(place, agreement));
-    double expected = 1.0 + costs.others_tokens, rate = (1.0 + kMargin) * costs.rate;
+    double expected = 1.0 + costs.others_tokens, rate = (1.0 + kMargin) * costs.rate_to_beat;
     int num_nodes = 0, num_best = 0;
     while (!waiting_.empty() && num_nodes < max_nodes) {
-      Waiting next = waiting_.top();
-      if (-next.minus_chance <= rate * (costs.row_s[num_nodes] + costs.node_s)) break;
+      PendingNode next = waiting_.top();
+      if (-next.minus_probability <= rate * (costs.row_s[num_nodes] + costs.node_s)) break;
       waiting_.pop();
       tree.tokens[num_nodes] = next.token;
       tree.parents[num_nodes] = next.parent;
       tree.names[num_nodes] = next.option.kind.names;
-      tree.chances[num_nodes] = -next.minus_chance;
+      tree.probabilities[num_nodes] = -next.minus_probability;
       int node = ++num_nodes;
       children_[next.parent].emplace_back(next.token, node);
-      expected -= next.minus_chance;
+      expected -= next.minus_probability;
       double seconds = costs.seconds[node] + costs.node_s * node;
       if (expected > rate * seconds) rate = expected / seconds, num_best = node;
-      expand(node, next.depth, -next.minus_chance, after(states_[next.parent], next.token));
+      expand(node, next.depth, -next.minus_probability, after(states_[next.parent], next.token));
     }
     return num_best;
   }
@@ -224,7 +224,7 @@ class Growth : public Proposer {
     return states;
   }
 
-  void expand(int node, int depth, double chance, const States& states) {
+  void expand(int node, int depth, double probability, const States& states) {
     states_.push_back(states);
     children_.emplace_back();
     options_.push_back(options_behind(states));
@@ -232,15 +232,15 @@ class Growth : public Proposer {
     const std::vector<Option>& options = options_.back();
     if (is_chain_ && !options.empty()) {
       push(*std::max_element(options.begin(), options.end(),
-                             [](const Option& a, const Option& b) { return a.chance < b.chance; }),
-           node, depth, chance);
+                             [](const Option& a, const Option& b) { return a.probability < b.probability; }),
+           node, depth, probability);
       return;
     }
-    for (const Option& option : options) push(option, node, depth, chance);
+    for (const Option& option : options) push(option, node, depth, probability);
   }
 
-  void push(const Option& option, int node, int depth, double chance) {
-    waiting_.push(Waiting{-chance * option.chance, depth + 1, node, option.token, option});
+  void push(const Option& option, int node, int depth, double probability) {
+    waiting_.push(PendingNode{-probability * option.probability, depth + 1, node, option.token, option});
   }
 
   std::vector<Option> options_behind(const States& states) const {
@@ -258,7 +258,7 @@ class Growth : public Proposer {
     };
     auto close = [&] {
       double most = 0.0;
-      for (const Option& known : options) most = std::max(most, known.chance);
+      for (const Option& known : options) most = std::max(most, known.probability);
       grade = int(kGrades * most);
     };
     if (states.place >= 0) {
@@ -315,7 +315,7 @@ class Growth : public Proposer {
 
   Option option(int token, Kind kind, Source place, double prior) const {
     double expected = estimates_->probability(kind, prior);
-    return {token, kind, place, prior, expected, std::min(corrected(expected, ratios_[place]), kSurest)};
+    return {token, kind, place, prior, expected, std::min(corrected(expected, ratios_[place]), kMaxProbability)};
   }
 
   Estimates* estimates_;
@@ -336,7 +336,7 @@ class Growth : public Proposer {
   std::vector<std::vector<Option>> options_;
   std::vector<std::vector<std::pair<int, int>>> children_;
   std::vector<States> states_;
-  std::priority_queue<Waiting, std::vector<Waiting>, std::greater<>> waiting_;
+  std::priority_queue<PendingNode, std::vector<PendingNode>, std::greater<>> waiting_;
 };
 
 }  // namespace drafts

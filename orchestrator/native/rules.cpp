@@ -142,7 +142,7 @@ void Verifier::accept_block(Request& request) {
       joint = std::min(joint * p_[token] / q_[token], 1.0);
       load_p(request, depth, p_);
     }
-    double chance = joint;
+    double probability = joint;
     if (!is_last) {
       load_q(request, depth + 1);
       for (size_t id = 0; id < vocab_size_; ++id) scratch_[id] = std::max(joint * p_[id] - q_[id], 0.0);
@@ -155,9 +155,9 @@ void Verifier::accept_block(Request& request) {
       halves.resize(vocab_size_);
       const double gain = total(gains.data(), vocab_size_, halves.data());
       const double mass = gain + (1.0 - joint);
-      chance = mass > 0.0 ? gain / mass : 1.0;
+      probability = mass > 0.0 ? gain / mass : 1.0;
     }
-    if (depth > 0 && !accepts(request, chance, request.prefix_len + depth - 1, 0)) continue;
+    if (depth > 0 && !accepts(request, probability, request.prefix_len + depth - 1, 0)) continue;
     request.path_len = depth;
     residual_.swap(gains);
   }

@@ -59,11 +59,11 @@ class Suffix : public Proposer {
 
   // A node that may be added: the most probable one first, the one found first among equals. at: an index of the states
   // from which the nodes below it are found.
-  struct Waiting {
+  struct PendingNode {
     double minus_prob;
     int parent, rank, depth, token;
     size_t at;
-    bool operator>(const Waiting& other) const {
+    bool operator>(const PendingNode& other) const {
       return std::tie(minus_prob, parent, rank) > std::tie(other.minus_prob, other.parent, other.rank);
     }
   };
@@ -92,7 +92,7 @@ class Suffix : public Proposer {
   // Draft from what followed a match in a text.
   Draft draft_from(Source source, const Automaton& text, Match match) {
     std::vector<Match> matches{match};  // by node, the root first
-    return grow(source, match.length, budget_depth_, [&](const Waiting& node, int number) {
+    return grow(source, match.length, budget_depth_, [&](const PendingNode& node, int number) {
       if (number) matches.push_back(text.after(matches[node.at], node.token));
       add_below(text, matches.back(), matches.size() - 1, node, number);
     });
@@ -104,7 +104,7 @@ class Suffix : public Proposer {
     const int depth = std::min({size_after(found.length), budget_nodes_, budget_depth_});
     if (depth <= 0) return {};
     std::vector<std::vector<Continuation>> rows{corpus_->continuations(found)};
-    return grow(kCorpus, found.length, depth, [&](const Waiting& node, int number) {
+    return grow(kCorpus, found.length, depth, [&](const PendingNode& node, int number) {
       if (number) rows.push_back(with(rows[node.at], node.depth - 1, node.token));
       add_shares(rows.back(), rows.size() - 1, node, number);
     });
@@ -116,7 +116,7 @@ class Suffix : public Proposer {
     Draft draft{source, {}, 0.0};
     const size_t size = size_t(std::max(std::min(size_after(match_length), budget_nodes_), 0));
     waiting_ = {};
-    Waiting node{-1.0, 0, 0, 0, 0, 0};
+    PendingNode node{-1.0, 0, 0, 0, 0, 0};
     while (true) {
       if (node.depth < max_depth && draft.nodes.size() < size) expand(node, int(draft.nodes.size()));
       if (waiting_.empty() || draft.nodes.size() >= size) return draft;
@@ -128,7 +128,7 @@ class Suffix : public Proposer {
   }
 
   // Add the probable nodes below a match: the more frequent first, then the more recent.
-  void add_below(const Automaton& text, Match match, size_t at, const Waiting& node, int number) {
+  void add_below(const Automaton& text, Match match, size_t at, const PendingNode& node, int number) {
     if (!match.state) return;
     const double scale = -node.minus_prob / text.continued(match);
     likely_.clear();
@@ -141,7 +141,7 @@ class Suffix : public Proposer {
   }
 
   // Add the probable tokens at the node's depth of continuations: the more frequent first, then the lower ids.
-  void add_shares(const std::vector<Continuation>& rows, size_t at, const Waiting& node, int number) {
+  void add_shares(const std::vector<Continuation>& rows, size_t at, const PendingNode& node, int number) {
     std::vector<int> tokens;
     for (const Continuation& row : rows) {
       if (row.size > node.depth && row.tokens[node.depth] != corpus_->separator) tokens.push_back(row.tokens[node.depth]);
@@ -160,7 +160,7 @@ class Suffix : public Proposer {
     add(at, node, number);
   }
 
-  void add(size_t at, const Waiting& node, int number) {
+  void add(size_t at, const PendingNode& node, int number) {
     if (options_.is_chain && likely_.size() > 1) likely_.resize(1);
     int rank = 0;
     for (const Follower& each : likely_) waiting_.push({-each.prob, number, rank++, node.depth + 1, each.token, at});
@@ -183,7 +183,7 @@ class Suffix : public Proposer {
   int budget_nodes_ = 0, budget_depth_ = 0;
   Draft best_;
   std::vector<Follower> likely_;
-  std::priority_queue<Waiting, std::vector<Waiting>, std::greater<>> waiting_;
+  std::priority_queue<PendingNode, std::vector<PendingNode>, std::greater<>> waiting_;
 };
 
 }  // namespace drafts

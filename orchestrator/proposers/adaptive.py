@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
 from orchestrator.core.context import Context
+from orchestrator.core.cost_model import CostModel
 from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts
-from orchestrator.core.surfaces import Surface
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.proposers.dependencies import ProposerDependencies
@@ -25,10 +27,29 @@ REST, MIN_REST = 64, 16
 NO_DRAFT = Budget(0, 0)
 
 
+class Purpose(Enum):
+    """Why the next draft is made, which may have to wait for a step that returns hidden states."""
+
+    NONE = "no draft is made"
+    PAYS = "a draft pays"
+    PROBE = "a probe is due, which shows whether drafts pay again"
+
+
+class Draft(NamedTuple):
+    """What was drafted for the step that is not answered yet.
+
+    was_called: the proposer was called, with a budget for a draft. is_sampled: its nodes were sampled from their q.
+    """
+
+    proposal: Proposal = Proposal.empty()
+    was_called: bool = False
+    is_sampled: bool = False
+
+
 class Adaptive(Proposer):
     """Asks a proposer for as many levels as pay, and sends those of its nodes that pay.
 
-    The chance of a node is the product, along its path, of how often nodes of the same depth and rank among their
+    The probability of a node is the product, along its path, of how often nodes of the same depth and rank among their
     siblings were accepted. Both decisions maximise the rate of the batch, (expected tokens + tokens of the others) ÷
     seconds, time to draft included.
     Where no draft pays, plain steps follow, which the engine can run together and without the hidden states that a
@@ -55,11 +76,8 @@ class Adaptive(Proposer):
         self._draft_costs = dependencies.draft_costs if is_default else DraftCosts()
         self._ranks, self._levels = RankEstimates(self._estimates, self._counted_as), LevelFigures()
         self._meter = Meter(dependencies.step_costs)
-        self._drafted = Proposal.empty()
+        self._draft, self._purpose = Draft(), Purpose.NONE
         self._limits: Budget | None = None
-        self._is_sampled = self._is_probe = False  # of the last draft: its nodes were sampled; it is a probe
-        self._was_asked = False  # the proposer was asked for a draft of the step that is not answered yet
-        self._wants_draft = False  # a draft pays, or a probe is due, even if hidden states have to come first
         self._lacks_states = False  # the last step does not return the hidden states that the proposer needs
         self._catches_up = True  # the drafter reads the text that it has missed before its next draft
         self._has_reserved = False  # the share of the time for probes has been taken for a probe of this request
@@ -73,7 +91,7 @@ class Adaptive(Proposer):
     @property
     def options(self) -> StepOptions:
         """What the proposer needs from the step; nothing if no draft follows, so that the steps can be a burst."""
-        return self._proposer.options if self._wants_draft and not self.num_plain else StepOptions()
+        return self._proposer.options if self._purpose is not Purpose.NONE and not self.num_plain else StepOptions()
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
         """Choose the number of levels, and let the proposer begin."""
@@ -86,24 +104,23 @@ class Adaptive(Proposer):
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the part of the proposer's tree that pays, or a bare root.
 
-        A proposer whose draft has begun is still asked for it, even if a pause begins now; a proposer that drafts
-        nothing at this step still reads the new text.
+        A proposer whose draft has begun is still called, even if a pause begins now, and so is one that drafts nothing
+        at this step, since it reads the new text.
         """
-        surface = self._meter.begin(len(context))
+        costs = self._meter.begin(len(context))
         limits, self._limits = self._limits or self._paying_budget(len(context), budget, sampling), None
         drafted = self._proposer.propose(context, sampling, limits).cut(limits)
-        self._was_asked = bool(limits.max_depth)
-        self._drafted = drafted if surface else Proposal.empty()
-        self._is_sampled = bool(drafted.q) and sampling.rule.uses_q
+        proposal = drafted if costs else Proposal.empty()
+        self._draft = Draft(proposal, bool(limits.max_depth), bool(drafted.q) and sampling.rule.uses_q)
         if not self.num_plain:
             self._num_at_rest = self._num_in_pass
         # Checking whether a draft pays ends the burst of all requests that share the pass.
-        first_rest = 0 if self._wants_draft else self._num_in_pass * REST
-        self._meter.end(self._drafted, first_rest=first_rest, min_rest=self._num_in_pass * MIN_REST)
+        first_rest = self._num_in_pass * REST if self._purpose is Purpose.NONE else 0
+        self._meter.end(proposal, first_rest=first_rest, min_rest=self._num_in_pass * MIN_REST)
         expected_s = self._levels.seconds.value * limits.max_depth
-        self._note_levels(self._drafted.tree)
+        self._note_levels(proposal.tree)
         self._lacks_states = self.options != self._proposer.options
-        return self._paying(surface, expected_s) if surface and self._drafted.tree.num_nodes else self._drafted
+        return self._paying(costs, expected_s) if costs and proposal.tree.num_nodes else proposal
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Learn how far the draft agrees with the text, and what the step cost.
@@ -112,13 +129,13 @@ class Adaptive(Proposer):
         text.
         """
         self._proposer.observe(tree, acceptance)
-        self._ranks.learn(tree if self._is_sampled else self._drafted.tree, acceptance.tokens(tree))
+        draft, self._draft = self._draft, Draft()
+        self._ranks.learn(tree if draft.is_sampled else draft.proposal.tree, acceptance.tokens(tree))
         step_s = self._meter.observe(tree, acceptance)
         self._note_load(acceptance)
-        if self._was_asked and self._is_probe and step_s:
+        if draft.was_called and self._purpose is Purpose.PROBE and step_s:
             self._levels.probe_s = self._levels.probe_s.updated(step_s * acceptance.num_in_pass)
-        self._levels.idle_s = 0.0 if self._was_asked else self._levels.idle_s + step_s
-        self._drafted, self._was_asked = Proposal.empty(), False
+        self._levels.idle_s = 0.0 if draft.was_called else self._levels.idle_s + step_s
 
     def observe_plain(self, steps: Sequence[Step]) -> None:
         """Learn from the steps of a pause; only the first may follow a draft."""
@@ -140,17 +157,19 @@ class Adaptive(Proposer):
 
     def _paying_budget(self, context_len: int, budget: Budget, sampling: Sampling) -> Budget:
         """Return the budget with as many levels as pay; a draft that needs hidden states waits for a step with them."""
-        self._is_probe = self._wants_draft = False
+        self._purpose = Purpose.NONE
         if self.num_plain:
             return NO_DRAFT
         kind = self._counted_as, range_of(sampling), sampling.rule.uses_q
         self._ranks, self._levels = RankEstimates(self._estimates, *kind), self._draft_costs.levels(*kind)
-        surface = self._meter.surface(context_len)
-        depth = self._depth(budget, surface) if surface else 0
-        self._is_probe = bool(surface) and not depth and self._may_probe()
-        self._wants_draft = bool(depth or self._is_probe)
+        costs = self._meter.cost_model(context_len)
+        depth = self._depth(budget, costs) if costs else 0
+        if depth:
+            self._purpose = Purpose.PAYS
+        elif costs and self._reserve_probe():
+            self._purpose = Purpose.PROBE
         levels = min(depth or 1, budget.max_depth, budget.max_nodes)
-        if self._lacks_states or not (self._wants_draft and levels):
+        if self._lacks_states or self._purpose is Purpose.NONE or not levels:
             return NO_DRAFT
         self._has_reserved = False
         return Budget(budget.max_nodes, levels)
@@ -159,21 +178,21 @@ class Adaptive(Proposer):
         if not acceptance.is_atypical:  # a pass that reads prompts may lack room for the usual steps
             self._num_in_pass = acceptance.num_in_pass
 
-    def _may_probe(self) -> bool:
-        """Return whether this request should probe whether drafts pay again; never before its first step."""
+    def _reserve_probe(self) -> bool:
+        """Reserve a probe for this request if one is due, never before its first step; return whether it has one."""
         if self._levels.may_probe and not self._meter.is_first:
             self._has_reserved, self._levels.idle_s = True, 0.0
         return self._has_reserved
 
-    def _depth(self, budget: Budget, surface: Surface) -> int:
+    def _depth(self, budget: Budget, costs: CostModel) -> int:
         """Return the number of levels with the highest rate, γ for a chain; levels are assumed to be of recent size."""
         most = min(budget.max_depth, budget.max_nodes, self._num_levels)
-        chances = np.cumprod([self._ranks.chance(depth, 0) for depth in range(1, most + 1)])
-        tokens = 1.0 + surface.others_tokens + np.concatenate([[0.0], np.cumsum(chances)])
+        probabilities = np.cumprod([self._ranks.probability(depth, 0) for depth in range(1, most + 1)])
+        tokens = 1.0 + costs.others_tokens + np.concatenate([[0.0], np.cumsum(probabilities)])
         levels, level_rows = np.arange(most + 1), max(self._levels.rows.value, 1.0)
-        rows = np.minimum(level_rows * levels, len(surface.seconds) - 1).astype(np.intp)
-        rates = tokens / (surface.seconds[rows] + self._levels.seconds.value * levels)
-        return int(rates.argmax()) if rates.max() > surface.rate else 0
+        rows = np.minimum(level_rows * levels, len(costs.seconds) - 1).astype(np.intp)
+        rates = tokens / (costs.seconds[rows] + self._levels.seconds.value * levels)
+        return int(rates.argmax()) if rates.max() > costs.rate_to_beat else 0
 
     def _note_levels(self, tree: TokenTree) -> None:
         """Note what the levels of the last draft cost.
@@ -188,18 +207,19 @@ class Adaptive(Proposer):
             self._levels.rows = self._levels.rows.updated(tree.num_nodes / depth)
         self._catches_up = bool(self.num_plain) or (self._catches_up and not depth)
 
-    def _paying(self, surface: Surface, expected_s: float) -> Proposal:
+    def _paying(self, costs: CostModel, expected_s: float) -> Proposal:
         """Return the part of the draft that is sent. expected_s: its time, as estimated before it was sampled."""
-        chances = self._ranks.path_chances(self._drafted.tree)
-        if not self._is_sampled:
-            return self._drafted.only(paying(chances, surface, self._meter.draft_s))
-        if self._is_probe:  # nothing is learnt from what is not sent
-            return self._drafted
-        return self._drafted.only(paying_in_turn(self._drafted.tree, chances, surface, expected_s))
+        proposal = self._draft.proposal
+        probabilities = self._ranks.path_probabilities(proposal.tree)
+        if not self._draft.is_sampled:
+            return proposal.only(paying(probabilities, costs, self._meter.draft_s))
+        if self._purpose is Purpose.PROBE:  # nothing is learnt from what is not sent
+            return proposal
+        return proposal.only(paying_in_turn(proposal.tree, probabilities, costs, expected_s))
 
 
 class AdaptiveWhereShared(Proposer):
-    """Leaves a request's drafts as they are while it has its passes to itself, and adapts them while others share them.
+    """Leaves a request's drafts as they are while no other request shares its passes, and adapts them while others do.
 
     So a method that does not pay under load costs the other requests little.
     Invariant: drafts are adapted only where the text does not depend on them; elsewhere a seed's text would change with

@@ -1,4 +1,4 @@
-"""The tokens that the target found likeliest when it last saw each token: Token Recycling's adjacency matrix."""
+"""The tokens that the target last found likeliest after each token: Token Recycling's adjacency matrix."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AdjacencyMatrix:
     """For each token of a vocabulary up to NUM_FOLLOWERS followers, the most probable first; any thread may call.
 
     Tokens are stored as id + 1, so that 0 is the unknown token, whose followers are unknown.
-    Invariant: the followers of a token are distinct, and none comes after an unknown one.
+    Invariant: the followers of a token are distinct, and no known follower comes after an unknown one.
     Memory: 32 bytes per token of the vocabulary, allocated by the system as rows are written.
     Source: Token Recycling, Luo et al. 2024, arXiv:2408.08696, section 3.1.
     """
@@ -69,21 +69,21 @@ class AdjacencyMatrix:
 class SharedMatrices:
     """One matrix for each cache salt; any thread may call.
 
-    Invariant: a matrix holds only what steps of its own salt taught it; all together take at most MAX_SHARED_BYTES, but
-    one matrix is always kept.
+    Invariant: a matrix holds only what was learnt from steps with its own salt. All matrices together take at most
+    MAX_SHARED_BYTES, but one matrix is always kept.
     """
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._most = max(1, MAX_SHARED_BYTES // (4 * NUM_FOLLOWERS * (vocab_size + 1)))
+        self._max_matrices = max(1, MAX_SHARED_BYTES // (4 * NUM_FOLLOWERS * (vocab_size + 1)))
         self._by_salt: OrderedDict[str, AdjacencyMatrix] = OrderedDict()
         self._lock = threading.Lock()
 
     def of(self, salt: str) -> AdjacencyMatrix:
-        """Return the matrix of a salt, an empty one if there is none."""
+        """Return the matrix of a salt, which is empty if the salt is new."""
         with self._lock:
             matrix = self._by_salt.pop(salt, None) or AdjacencyMatrix(self._vocab_size)
             self._by_salt[salt] = matrix
-            if len(self._by_salt) > self._most:
+            if len(self._by_salt) > self._max_matrices:
                 self._by_salt.popitem(last=False)
             return matrix

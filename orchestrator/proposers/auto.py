@@ -8,9 +8,9 @@ from typing import NamedTuple, Self
 from pydantic import Field
 
 from orchestrator.core.context import Context
+from orchestrator.core.cost_model import CostModel
 from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.surfaces import Surface
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, FloatArray, StepOptions
 from orchestrator.proposers.compiled_growth import growth_of
@@ -24,8 +24,8 @@ from orchestrator.proposers.union import united
 
 #: Weight of all earlier measurements in the mean time of a node.
 DISCOUNT = 0.9
-#: After a step has run alone although native code could have continued, this many are expected to run one by one.
-SINGLES = 32
+#: After a step has run alone although native code could have drafted for it, this many more are expected to run alone.
+NUM_SINGLE_STEPS = 32
 
 
 class AutoConfig(MethodConfig):
@@ -49,18 +49,18 @@ class AutoConfig(MethodConfig):
 
 
 class Grown(NamedTuple):
-    """A tree from all sources but the heads, the chances of its nodes, and whether a head should draft too."""
+    """A tree from all sources but the heads, the probabilities of its paths, and whether a head should draft too."""
 
     proposal: Proposal
-    chances: FloatArray
+    probabilities: FloatArray
     calls_head: bool
 
 
 class Auto(Proposer):
-    """Grows one tree from all that can be drafted in this process, as large as pays off; often it drafts nothing.
+    """Grows one tree from all sources of this process, as large as pays off; often it drafts nothing.
 
-    The expected tokens E of a step are 1 + the sum of the chances of the nodes that are sent. The tree maximises the
-    rate of the batch, (E + tokens of the other requests) ÷ seconds of the pass and of drafting.
+    The expected tokens E of a step are 1 + the sum of the path probabilities of the nodes that are sent. The tree
+    maximises the rate of the batch, (E + tokens of the other requests) ÷ seconds of the pass and of drafting.
     Invariant: whether and how much is drafted depends only on what was known before the step's draw, so every
     acceptance rule keeps its distribution.
     Source: size by goodput, TurboSpec (arXiv:2406.14066); learning from drafts that were not sent, HedgeSpec
@@ -70,15 +70,15 @@ class Auto(Proposer):
     name = "auto"
 
     def __init__(self, config: AutoConfig, dependencies: ProposerDependencies) -> None:
-        self._most = Budget(config.max_nodes, config.draft_len)
+        self._limits = Budget(config.max_nodes, config.draft_len)
         self._growth = growth_of(dependencies, config.is_chain)
         self._heads = None if config.is_chain or not dependencies.drafters else HeadsOfAuto(dependencies)
-        self._costs, self._clock = dependencies.step_costs, dependencies.step_costs.clock
-        self._meter = Meter(self._costs)
+        self._step_costs, self._clock = dependencies.step_costs, dependencies.step_costs.clock
+        self._meter = Meter(self._step_costs)
         self._node_s = self._begun_s = 0.0
         self._begun: Grown | None = None
         self._compiled: CompiledDrafts | None = None
-        self._num_singles = 0
+        self._num_single_left = 0  # steps that are still expected to run alone
 
     @property
     def compiled(self) -> CompiledDrafts | None:
@@ -97,9 +97,9 @@ class Auto(Proposer):
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
         """Let a head begin its draft if it should draft for this step."""
-        if self._heads and self._heads.name and (surface := self._meter.surface(len(context))):
-            began_s, budget = self._clock(), budget.within(self._most)
-            self._begun = self._grow(context, sampling, budget, surface)
+        if self._heads and self._heads.name and (costs := self._meter.cost_model(len(context))):
+            began_s, budget = self._clock(), budget.within(self._limits)
+            self._begun = self._grow(context, sampling, budget, costs)
             if self._begun.calls_head:
                 self._heads.begin(context, sampling, budget)
             self._begun_s = self._clock() - began_s
@@ -108,20 +108,20 @@ class Auto(Proposer):
         """Return the best tree, or a bare root."""
         if self._meter.is_first:
             self._growth.begin(context)
-        surface = self._meter.begin(len(context), self._begun_s)
-        tokens_left, budget = budget.max_depth + 1, budget.within(self._most)
+        costs = self._meter.begin(len(context), self._begun_s)
+        tokens_left, budget = budget.max_depth + 1, budget.within(self._limits)
         grown, self._begun, self._begun_s = self._begun, None, 0.0
-        if surface and not grown:
-            grown = self._grow(context, sampling, budget, surface)
-        proposal = self._chosen(grown, context, sampling, budget, surface) if grown else Proposal.empty()
-        if surface and self._heads and not self._meter.is_first:
-            if self._costs.breaks_others:
+        if costs and not grown:
+            grown = self._grow(context, sampling, budget, costs)
+        proposal = self._chosen(grown, context, sampling, budget, costs) if grown else Proposal.empty()
+        if costs and self._heads and not self._meter.is_first:
+            if self._step_costs.breaks_others:
                 self._heads.let_go()
             else:
-                self._heads.choose(self._meter.rate, tokens_left, surface, range_of(sampling))
+                self._heads.choose(self._meter.rate, tokens_left, costs, range_of(sampling))
         has_head = bool(self._heads and self._heads.name)
-        self._compiled = self._growth.compiled(budget, surface) if surface and not has_head else None
-        may_rest = not (has_head or (self._compiled and not self._num_singles))
+        self._compiled = self._growth.compiled(budget, costs) if costs and not has_head else None
+        may_rest = not (has_head or (self._compiled and not self._num_single_left))
         self._meter.end(proposal, first_rest=int(may_rest))
         if self._meter.num_plain:
             self._compiled = None
@@ -130,17 +130,18 @@ class Auto(Proposer):
         return proposal
 
     def _chosen(
-        self, grown: Grown, context: Context, sampling: Sampling, budget: Budget, surface: Surface | None
+        self, grown: Grown, context: Context, sampling: Sampling, budget: Budget, costs: CostModel | None
     ) -> Proposal:
-        """Return the candidates that are sent; a head that has begun is still asked, even if a pause begins now."""
+        """Return the proposal that is sent; a head that has begun its draft is called even if a pause begins now."""
         if not (self._heads and grown.calls_head):
-            return grown.proposal if surface else Proposal.empty()
+            return grown.proposal if costs else Proposal.empty()
         drafted = self._heads.propose(context, sampling, budget)
-        return self._united(grown, drafted, surface).cut(budget) if surface else Proposal.empty()
+        return self._united(grown, drafted, costs).cut(budget) if costs else Proposal.empty()
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Learn what the step cost, and how far the candidates agree with the text."""
-        self._num_singles = SINGLES if self._compiled and not acceptance.is_atypical else max(self._num_singles - 1, 0)
+        ran_alone = self._compiled and not acceptance.is_atypical
+        self._num_single_left = NUM_SINGLE_STEPS if ran_alone else max(self._num_single_left - 1, 0)
         self._growth.learn(acceptance.tokens(tree))
         step_s = self._meter.observe(tree, acceptance)
         if self._heads:
@@ -148,7 +149,7 @@ class Auto(Proposer):
 
     def observe_compiled(self, steps: Sequence[Step]) -> None:
         """Learn the cost of steps whose trees native code drafted; the growth has already learnt from the text."""
-        self._num_singles = 0
+        self._num_single_left = 0
         self._growth.note_read(sum(step.acceptance.num_tokens for step in steps))
         seconds = self._meter.observe_compiled(steps)
         if self._heads:
@@ -160,21 +161,22 @@ class Auto(Proposer):
         if self._heads:
             self._heads.close()
 
-    def _grow(self, context: Context, sampling: Sampling, budget: Budget, surface: Surface) -> Grown:
+    def _grow(self, context: Context, sampling: Sampling, budget: Budget, costs: CostModel) -> Grown:
         """Return the tree that is drafted without a head, and whether a head should draft too."""
         began_s = self._clock()
-        proposal = self._growth.grow(context, budget, surface, self._node_s, range_of(sampling))
-        chances, num_nodes = self._growth.chances, proposal.tree.num_nodes
+        proposal = self._growth.grow(context, budget, costs, self._node_s, range_of(sampling))
+        probabilities, num_nodes = self._growth.probabilities, proposal.tree.num_nodes
         if not self._meter.is_first:
             node_s = (self._clock() - began_s) / (num_nodes + 1)
             self._node_s = DISCOUNT * self._node_s + (1 - DISCOUNT) * node_s
-        tokens = 1.0 + surface.others_tokens + float(chances.sum())
-        rate = tokens / float(surface.seconds[num_nodes]) if num_nodes else surface.rate
-        return Grown(proposal, chances, bool(self._heads and budget.max_depth and self._heads.wants(rate, surface)))
+        tokens = 1.0 + costs.others_tokens + float(probabilities.sum())
+        rate = tokens / float(costs.seconds[num_nodes]) if num_nodes else costs.rate_to_beat
+        return Grown(proposal, probabilities, bool(self._heads and budget.max_depth and self._heads.wants(rate, costs)))
 
-    def _united(self, grown: Grown, drafted: Proposal, surface: Surface) -> Proposal:
+    def _united(self, grown: Grown, drafted: Proposal, costs: CostModel) -> Proposal:
         """Return the nodes of both trees that pay; the time to draft them is already spent."""
         assert self._heads
-        proposal, chances = united(grown.proposal, grown.chances, drafted, self._heads.ranks.chances(drafted.tree))
+        drafted_probabilities = self._heads.ranks.probabilities(drafted.tree)
+        proposal, probabilities = united(grown.proposal, grown.probabilities, drafted, drafted_probabilities)
         spent_s = self._clock() - self._meter.began_s
-        return proposal.only(paying(chances, surface, spent_s))
+        return proposal.only(paying(probabilities, costs, spent_s))

@@ -72,7 +72,10 @@ class Automaton:
             self._append(token)
 
     def repeated(self) -> Match:
-        """Return the longest suffix of a single sequence, of at most max_depth tokens, that occurred before."""
+        """Return the longest suffix, of at most max_depth tokens, that occurred before.
+
+        The automaton must hold a single sequence.
+        """
         if self._whole == ROOT:
             return Match(ROOT, 0)
         earlier = self._link[self._whole]
@@ -118,7 +121,7 @@ class Automaton:
         return [Follower(token, self._count[state], self._end[state]) for token, state in seen]
 
     def continued(self, match: Match) -> int:
-        """Return how often any token followed the non-empty string: its occurrences except those at an end."""
+        """Return how often a token followed the non-empty string; it does not where a sequence ends with the string."""
         ends_here = self._whole != ROOT and self._end[match.state] == self.num_tokens
         return self._count[match.state] - self._ended[match.state] - ends_here
 

@@ -18,14 +18,14 @@ from orchestrator.proposers.tables import MAX_ORDER, Level, Tables, packed
 
 #: Longest suffix of the text that is looked up; longer agreement tells nothing more.
 MAX_MATCH = 24
-#: Evidence distinguishes lengths of agreement up to this one, then only whether they are at least half as much again.
+#: Evidence distinguishes lengths of agreement up to this one; beyond it, only whether they are 1.5 times as long.
 MAX_LENGTH = 8
 #: Added to the evidence of a token that only the next shorter suffix names.
 OF_SHORTER = 1000
 
 
 class Candidate(NamedTuple):
-    """A token that may come next. evidence: a number; a source's candidates with equal evidence share an estimate."""
+    """A token that may come next. evidence: candidates of one source with the same evidence share an estimate."""
 
     token: int
     evidence: int
@@ -34,7 +34,7 @@ class Candidate(NamedTuple):
 class CandidateSource(Protocol):
     """Names candidates after the committed text and after every continuation of it.
 
-    A state is what the source knows after a continuation; None: nothing.
+    A state is what the source knows after a continuation, or None if it knows nothing.
     """
 
     name: str
@@ -49,7 +49,7 @@ class CandidateSource(Protocol):
         """Return candidates with different tokens, the likeliest first."""
 
     def prior(self, evidence: int) -> float:
-        """Return the chance of a candidate with this evidence before any outcome is known."""
+        """Return the probability of a candidate with this evidence before any outcome is known."""
 
 
 class TextCandidates:
@@ -86,7 +86,7 @@ class TextCandidates:
         return found
 
     def prior(self, evidence: int) -> float:
-        """Return the chance by the length of the agreement, and half of it for a token of the shorter suffix."""
+        """Return the probability that the length of the agreement gives, halved for a token of the shorter suffix."""
         return _text_prior(evidence % OF_SHORTER) * (0.5 if evidence >= OF_SHORTER else 1.0)
 
 
@@ -113,9 +113,10 @@ def _latest(text: Automaton, match: Match) -> Candidate:
 
 
 class LastTokens:
-    """What the sources share that look the last tokens up: these tokens are the state.
+    """The base of the sources that look up the last tokens, which are their state.
 
-    num_of_text, max_tokens: how many tokens of the text it begins with, and the most with a continuation after them.
+    num_of_text: how many of the text's last tokens the state begins with. max_tokens: the maximum once a continuation
+    follows them.
     """
 
     num_of_text = max_tokens = MAX_MATCH
@@ -129,7 +130,7 @@ class LastTokens:
         return (*state, token)[-self.max_tokens :]
 
     def prior(self, evidence: int) -> float:
-        """Return the chance that a token from the request's own text would have."""
+        """Return the probability that a token from the request's own text would have."""
         return _text_prior(evidence)
 
 
@@ -224,7 +225,7 @@ class PredictionCandidates:
         self._predicted = predicted
 
     def start(self, context: Context) -> Place | None:
-        """Follow the new tokens through the prediction."""
+        """Follow the new tokens through the prediction, and return the place of the next one."""
         if not self._predicted.follow(context) or self._predicted.expected == len(self._predicted.prediction):
             return None
         ids, end = self._predicted.prediction, self._predicted.expected

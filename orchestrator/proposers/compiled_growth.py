@@ -1,4 +1,4 @@
-"""The compiled growth over a request's context, or the reference where it cannot be compiled."""
+"""The growth of `auto`'s trees in native code, or the reference where that cannot be compiled."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from functools import lru_cache
 import numpy as np
 
 from orchestrator.core.context import Context
+from orchestrator.core.cost_model import CostModel
 from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal
-from orchestrator.core.surfaces import Surface
 from orchestrator.native.drafts import CompiledEstimates, CompiledGrowth, CompiledTables
 from orchestrator.native.response_memory import CompiledRecollection
 from orchestrator.proposers.candidates import (
@@ -40,7 +40,7 @@ SOURCES = tuple("+".join(name for bit, name in enumerate(NAMES) if bits >> bit &
 class NativeGrowth:
     """Does in C++ what `Growth` does.
 
-    chances: (m,) float64, for each node of the last tree the chance that its whole path is accepted.
+    probabilities: (m,) float64, for each node of the last tree the probability that its whole path is accepted.
     """
 
     def __init__(self, compiled: CompiledEstimates, dependencies: ProposerDependencies, is_chain: bool) -> None:
@@ -51,7 +51,7 @@ class NativeGrowth:
         self._growth = CompiledGrowth(compiled, tables, corpus, memory, prediction, is_chain)
         self._prediction = PredictionCandidates(Predicted(PredictedConfig(), dependencies)) if prediction else None
         self._num_read = 0
-        self.chances = np.empty(0)
+        self.probabilities = np.empty(0)
 
     def begin(self, context: Context) -> None:
         """Read the prompt, which takes too long for the engine's thread."""
@@ -59,21 +59,21 @@ class NativeGrowth:
         self._num_read = len(context)
 
     def grow(
-        self, context: Context, budget: Budget, surface: Surface, node_s: float, temperature_range: int = 0
+        self, context: Context, budget: Budget, costs: CostModel, node_s: float, temperature_range: int = 0
     ) -> Proposal:
         """Return the tree with the most expected tokens per second."""
         unread, self._num_read = context.ids[self._num_read :], len(context)
         place = self._prediction.start(context) if self._prediction else None
         index, agreement = place or (-1, 0)
         limits = index, agreement, budget.max_nodes, budget.max_depth
-        tree, names, self.chances = self._growth.grow(unread, temperature_range, *limits, surface, node_s)
+        tree, names, self.probabilities = self._growth.grow(unread, temperature_range, *limits, costs, node_s)
         return Proposal(tree, tuple(SOURCES[bits] for bits in names))
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """Compare the candidates of the last tree with the text that came."""
+        """Compare the candidates of the last tree with the text that followed."""
         self._growth.learn(tokens)
 
-    def compiled(self, limits: Budget, costs: Surface) -> CompiledDrafts | None:
+    def compiled(self, limits: Budget, costs: CostModel) -> CompiledDrafts | None:
         """Return what native code needs to grow the next trees by itself; None if there is a prediction."""
         if self._prediction:
             return None
@@ -88,7 +88,7 @@ class NativeGrowth:
 
 
 def growth_of(dependencies: ProposerDependencies, is_chain: bool) -> Growth | NativeGrowth:
-    """Return the growth of a request's trees."""
+    """Return what grows a request's trees: native code, or the reference."""
     compiled = dependencies.estimates.compiled
     if compiled and not isinstance(dependencies.memory, Recollection):
         return NativeGrowth(compiled, dependencies, is_chain)

@@ -23,7 +23,7 @@ CLIPS = (False, True, "skip")
 class CompiledMethod(Proposer):
     """Drafts in native code, also in the bursts of an engine.
 
-    sources: by the names that native code gives to nodes. max_nodes: maximum nodes of its trees.
+    sources: indexed by the numbers that native code gives to the sources of nodes. max_nodes: maximum nodes of a tree.
     Invariant: its proposals are those of the reference.
     """
 
@@ -42,8 +42,8 @@ class CompiledMethod(Proposer):
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the tree after the context."""
         unread, self._num_read, self._budget = context.ids[self._num_read :], len(context), budget
-        tree, names = self._compiled.next(unread, budget.max_nodes, budget.max_depth)
-        return Proposal(tree, tuple(self._sources[name] for name in names))
+        tree, numbers = self._compiled.next(unread, budget.max_nodes, budget.max_depth)
+        return Proposal(tree, tuple(self._sources[number] for number in numbers))
 
     def observe_compiled(self, steps: Sequence[Step]) -> None:
         """Note that native code has read the steps' tokens."""
@@ -63,7 +63,7 @@ def suffix(config: SuffixConfig, dependencies: ProposerDependencies) -> Proposer
     """Return the proposer of suffix decoding."""
     memory, corpus = dependencies.memory, dependencies.corpus
     options = SuffixOptions(config.max_depth, config.draft_len, config.is_chain, config.factor, config.min_prob)
-    if isinstance(memory, Recollection):  # of the reference
+    if isinstance(memory, Recollection):  # the reference's memory, which native code cannot read
         return Suffix(config, dependencies)
     if not (compiled := compiled_suffix(options, memory, compiled_corpus(corpus) if corpus else None)):
         return Suffix(config, dependencies)

@@ -26,7 +26,7 @@ FORMAT = 1
 MAX_DEPTH = 64
 #: Maximum places examined of those where a text occurs, evenly spread over them.
 MAX_PLACES = 256
-#: As MAX_PLACES, in each shard, where only the likeliest follower is wanted.
+#: The maximum in each shard where only the likeliest follower is needed.
 FEW_PLACES = 32
 WHERE = "key corpus_index in the deployment file"
 REMEDY = f"build it again with python -m build.corpus_index, or leave the key empty ({WHERE})"
@@ -38,7 +38,7 @@ Ends = npt.NDArray[np.uint32]
 class Shard:
     """A part of the corpus, mapped from its files.
 
-    tokens: (n,) int32, documents one after the other, each ended by the separator, whose id is the vocabulary's size.
+    tokens: (n,) int32, the documents, each followed by the separator, whose id is the vocabulary's size.
     ends: (e,) uint32, a suffix array: the place i of every token that has another one before it in its document, sorted
     by tokens[i − 1], tokens[i − 2], …, at most MAX_DEPTH of them; so the places after equal text are neighbours.
     """
@@ -105,7 +105,7 @@ class Corpus:
         return sum(len(shard.tokens) for shard in self.shards)
 
     def longest(self, text: Sequence[int], max_depth: int) -> Found | None:
-        """Return where the longest suffix of `text`, at most max_depth tokens, occurs; None if its last token does not.
+        """Return where the longest suffix of `text`, at most max_depth tokens, occurs; None if nowhere.
 
         Invariant: no match and no continuation crosses from one document to another.
         """
@@ -205,13 +205,13 @@ def _mapped(root: Path, number: int, vocab_size: int) -> Shard:
         np.load(root / name.format(number), mmap_mode="r", allow_pickle=False) for name in (TOKENS, ENDS)
     ]
     tokens, ends = arrays
-    sound = (
+    is_sound = (
         tokens.dtype == np.int32
         and ends.dtype == np.uint32
         and tokens.ndim == ends.ndim == 1
         and 0 <= tokens.min(initial=0) <= tokens.max(initial=0) <= vocab_size
         and ends.max(initial=0) < max(len(tokens), 1)
     )
-    if not sound:
+    if not is_sound:
         raise ValueError(f"the arrays of shard {number} do not fit together")
     return Shard(tokens, ends)

@@ -31,7 +31,7 @@ class DrafterClient(Protocol):
     """One request's client of a drafter; it never raises and never blocks beyond its limit."""
 
     @property
-    def gave_up(self) -> bool:
+    def has_given_up(self) -> bool:
         """True when the drafter cannot serve this request, and is no longer called."""
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT) -> None:
@@ -40,11 +40,11 @@ class DrafterClient(Protocol):
     def propose(
         self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT
     ) -> DraftResponse:
-        """Return the drafter's tree, or NO_ANSWER when it is late; head: for drafters that read hidden states."""
+        """Return the drafter's tree, or NO_ANSWER when it is late. head: for a drafter that reads hidden states."""
 
     @property
     def use(self) -> DrafterUse | None:
-        """How native code can continue from the last draft; None: it cannot, or there was no answer."""
+        """How native code can continue from the last draft; None if it cannot, or if there was no answer."""
 
     def close(self) -> None:
         """Tell the drafter that the request has ended."""

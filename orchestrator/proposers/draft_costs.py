@@ -6,8 +6,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from orchestrator.core.cost_model import CostModel
 from orchestrator.core.step_costs import Mean
-from orchestrator.core.surfaces import Surface
 
 #: The fraction of all requests' time that trials may take, and the steps of a trial.
 TRIAL_TIME_SHARE, TRIAL_STEPS = 0.01, 6
@@ -26,13 +26,13 @@ class HeadFigures(NamedTuple):
     draft_s: Mean = Mean()
     first_s: Mean = Mean()
 
-    def step_s(self, surface: Surface) -> float:
+    def step_s(self, costs: CostModel) -> float:
         """Return the expected time of a step with the head."""
-        return self.draft_s.value + float(surface.seconds[min(round(self.rows.value), len(surface.seconds) - 1)])
+        return self.draft_s.value + float(costs.seconds[min(round(self.rows.value), len(costs.seconds) - 1)])
 
-    def rate(self, surface: Surface) -> float:
+    def rate(self, costs: CostModel) -> float:
         """Return the expected tokens of the batch per second."""
-        return (self.tokens.value + surface.others_tokens) / self.step_s(surface)
+        return (self.tokens.value + costs.others_tokens) / self.step_s(costs)
 
 
 @dataclass
@@ -69,7 +69,7 @@ class DraftCosts:
     tried_s: float = 0.0
 
     def of(self, name: str, temperature_range: int) -> HeadFigures:
-        """Return what a head brought."""
+        """Return the figures of a head."""
         return self.by_head.get((name, temperature_range), HeadFigures())
 
     def levels(self, *kind: Hashable) -> LevelFigures:

@@ -44,9 +44,9 @@ class Backoff:
         """True during a pause."""
         return time.monotonic() < self._until_s
 
-    def note(self, succeeded: bool) -> None:
+    def note(self, has_succeeded: bool) -> None:
         """Note an outcome."""
-        self._pause_s = 0.0 if succeeded else min(max(2 * self._pause_s, self.first_s), self.longest_s)
+        self._pause_s = 0.0 if has_succeeded else min(max(2 * self._pause_s, self.first_s), self.longest_s)
         self._until_s = time.monotonic() + self._pause_s
 
 
@@ -59,7 +59,7 @@ class DrafterSession(ABC):
     """Sends a drafter what is new in one request's context; implements `dependencies.DrafterClient`.
 
     limit_s: longest time of a call; a later draft is of no use.
-    gave_up: True once the drafter cannot serve this request, whose context only grows.
+    has_given_up: True once the drafter cannot serve this request, whose context only grows.
     """
 
     def __init__(self, drafter: str, cache_salt: str, limit_s: float) -> None:
@@ -71,7 +71,7 @@ class DrafterSession(ABC):
         self._pause = Backoff(first_s, max(first_s, LONGEST_PAUSE_S))
         self._begun: Callable[[], DraftAnswer | None] | None = None
         self._last_request: DraftRequest | None = None  # the last call; None once one has failed
-        self.gave_up = False
+        self.has_given_up = False
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT) -> None:
         """Begin the call that `propose` will wait for."""
@@ -87,7 +87,7 @@ class DrafterSession(ABC):
             answer = self._ask(context, sampling, budget, head)
         if isinstance(answer, RequestError):
             log.warning("%s no longer drafts for sequence %d: %s", self._drafter, self._sequence_id, answer)
-            self.gave_up = True
+            self.has_given_up = True
         if answer is NO_ANSWER or not isinstance(answer, DraftResponse):
             self._last_request = None
             return NO_ANSWER
@@ -96,7 +96,7 @@ class DrafterSession(ABC):
 
     @property
     def use(self) -> DrafterUse | None:
-        """How native code can continue from the last draft; None: the drafter is in another process."""
+        """None: native code cannot call a drafter in another process."""
         return None
 
     def close(self) -> None:
@@ -109,16 +109,19 @@ class DrafterSession(ABC):
         wait, self._begun = self._begun or self._start(context, sampling, budget, head), None
         answer = wait()
         if answer is None or isinstance(answer, Unavailable):
-            self._pause.note(succeeded=False)
+            self._pause.note(has_succeeded=False)
         elif isinstance(answer, DraftResponse) and answer.tree.num_nodes:  # a bare tree costs the drafter nothing
-            self._pause.note(succeeded=True)
+            self._pause.note(has_succeeded=True)
         return answer
 
     def _start(
         self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput
     ) -> Callable[[], DraftAnswer | None]:
-        """Begin a call, unless the drafter is paused, busy or given up; return a function that waits for its answer."""
-        if self.gave_up or self._pause.is_on or self._is_busy:
+        """Begin a call, and return a function that waits for its answer.
+
+        No call is made while the drafter is paused or busy, or once it cannot serve the request.
+        """
+        if self.has_given_up or self._pause.is_on or self._is_busy:
             return lambda: NO_ANSWER
         # The call may outlive this step, so it takes a snapshot of the context.
         delta = delta_of(context, self._num_sent, self._sequence_id, self._cache_salt)
@@ -172,7 +175,7 @@ class LocalDrafterClient(DrafterSession):
 
     @property
     def use(self) -> DrafterUse | None:
-        """How native code can continue from the last draft; None: it cannot, or there was no answer."""
+        """How native code can continue from the last draft; None if it cannot, or if there was no answer."""
         request = self._last_request
         return DrafterUse(self._engine, request) if request and self._engine.is_native(request) else None
 

@@ -20,7 +20,7 @@ from orchestrator.proposers.draft_sampling import DraftSamplingConfig
 from orchestrator.proposers.parameters import Adaptivity, Choices
 from orchestrator.wire.drafter import DrafterUse
 
-#: How likely a path must seem by default. On a CPU, an additional row takes about a quarter of a plain pass
+#: The defaults of min_prob. On a CPU, an additional row takes about a quarter of a plain pass
 #: (docs/performance.md, min_prob), on a GPU little.
 MIN_PROB, MIN_PROB_OF_CHEAP_ROWS = 0.4, 0.2
 
@@ -55,7 +55,7 @@ class DraftModelConfig(DrafterConfig):
 class DrafterProposer(Proposer):
     """What the proposers of drafters share: after a draft, native code may go on calling the drafter by itself.
 
-    Attribute _use: how native code can continue from the last draft; None: it cannot.
+    Attribute _use: how native code can continue from the last draft; None if it cannot.
     """
 
     def __init__(self, dependencies: ProposerDependencies) -> None:
@@ -66,7 +66,7 @@ class DrafterProposer(Proposer):
     @property
     def num_plain(self) -> int:
         """Return the number of upcoming steps that will not draft: all, once the drafter cannot serve this text."""
-        return sys.maxsize if self._client.gave_up else 0
+        return sys.maxsize if self._client.has_given_up else 0
 
     @property
     def compiled(self) -> CompiledDrafts | None:
@@ -148,7 +148,7 @@ class HeadConfig(DrafterConfig):
         return MAX_DEPTH
 
     def under(self, sampling: Sampling, head: HeadInput) -> HeadInput:
-        """Return the head's input, set to sample if the rule weighs p against q; sampling: that of the draft."""
+        """Return the head's input, which asks for sampling if the rule compares p with q. sampling: the draft's."""
         return replace(head, draws=self.draws and sampling.rule.uses_q and not sampling.greedy)
 
     def as_member(self) -> Self:
@@ -229,12 +229,12 @@ class HeadProposer(DrafterProposer):
         self._config = config.resolved(dependencies.has_cheap_rows)
         self._lacks_from = 0
         self._features: HeadInput | None = None
-        self._was_asked = False
+        self._has_been_called = False
 
     @property
     def options(self) -> StepOptions:
         """The hidden states that the head lacks: only the newest if the head has no cache or does not answer."""
-        if not self._config.max_nodes or self._client.gave_up:
+        if not self._config.max_nodes or self._client.has_given_up:
             return StepOptions()
         return StepOptions(features_from=self._lacks_from, hidden_states=self._method.hidden_states)
 
@@ -258,7 +258,7 @@ class HeadProposer(DrafterProposer):
         response = self._client.propose(context, sampling, budget, head)
         has_read = head.features is not None and response.cached_len == len(context) - 1
         self._use = self._client.use if has_read else None
-        self._was_asked = True
+        self._has_been_called = True
         if self._method.reads_every_state:
             self._lacks_from = response.cached_len if response.cached_len >= 0 else len(context) - 1
         return Proposal(response.tree, (self.name,) * response.tree.num_nodes, response.q)
@@ -269,9 +269,9 @@ class HeadProposer(DrafterProposer):
         if not depth:
             return NO_HEAD_INPUT, sampling, Budget(0, 0)
         sampling, head = self._config.draft_sampling(sampling), self._features or self._config.shape
-        # Before the first step, a head with a cache says how much of the text it has.
-        asks_first = self._method.reads_every_state and not self._was_asked
-        can_draft = head.features is not None or asks_first or self._has_draft
+        # The first call tells how much of the text a head with a cache already has.
+        is_first_call = self._method.reads_every_state and not self._has_been_called
+        can_draft = head.features is not None or is_first_call or self._has_draft
         return self._config.under(sampling, head), sampling, Budget(budget.max_nodes if can_draft else 0, depth)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:

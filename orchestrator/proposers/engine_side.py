@@ -20,7 +20,7 @@ class EngineSideConfig(MethodConfig):
     max_nodes: int = Field(MAX_NODES, ge=MAX_NODES, le=MAX_NODES)
 
     def request(self, length: int) -> EngineSpeculation:
-        """Return what a step asks of the engine; raises RequestError when the parameters do not fit together."""
+        """Return the speculation that a step requests; raises RequestError when the parameters do not fit together."""
         return EngineSpeculation(length)
 
 
@@ -32,7 +32,7 @@ class EngineSideLookaheadConfig(EngineSideConfig):
     guesses: int = Field(0, ge=0, le=MAX_NODES)
 
     def request(self, length: int) -> EngineSpeculation:
-        """Return what a step asks of the engine; raises RequestError when a size is missing."""
+        """Return the speculation that a step requests from the engine; raises RequestError when a size is missing."""
         sizes = (self.window, self.ngram, self.guesses)
         if not any(sizes):
             return EngineSpeculation(length)
@@ -49,7 +49,7 @@ class EngineSideEagleConfig(EngineSideConfig):
     choices: Choices = TokenTree.bare()
 
     def request(self, length: int) -> EngineSpeculation:
-        """Return what a step asks of the engine."""
+        """Return the speculation that a step requests from the engine."""
         return EngineSpeculation(length, choices=tuple(self.choices.paths[1:]))
 
 

@@ -9,22 +9,22 @@ from orchestrator.native.drafts import compiled_estimates
 
 #: Factor by which each outcome discounts all earlier ones of its kind.
 DISCOUNT = 0.998
-#: How many outcomes the prior chance of a kind counts for.
+#: The prior probability of a kind weighs as much as this many outcomes.
 PRIOR_WEIGHT = 4.0
-#: Width of a range of temperature, and the number of ranges above 0.
-RANGE, NUM_RANGES = 0.4, 4
+#: Width of a range of temperatures, and the number of ranges above 0.
+RANGE_WIDTH, NUM_RANGES = 0.4, 4
 #: Factor by which each outcome discounts a source's earlier ones in a request; the pseudo-counts that they start from.
 REQUEST_DISCOUNT, REQUEST_WEIGHT = 0.95, 2.0
 
-#: Clients can join methods in thousands of ways, and counts are never freed: those of unions beyond this many are kept
-#: together, under this name.
+#: Clients can join methods in thousands of ways, and counts are never freed. So all unions beyond this many share the
+#: counts under this name.
 MAX_UNIONS, OTHER_UNIONS = 64, "other unions"
 
 
 class AcceptanceEstimates:
     """Discounted counts of tested and of accepted tokens for each kind of candidate; any thread may call.
 
-    compiled: the counts of the compiled growth, which are then used instead; None where it cannot be compiled.
+    compiled: the counts of the compiled growth, which are then used instead; None where that cannot be compiled.
     Source: the Beta–Bernoulli estimate with a geometric discount, as in discounted bandits (Garivier and Moulines 2011,
     arXiv:0805.3415, section 2).
     """
@@ -55,11 +55,11 @@ class AcceptanceEstimates:
 
 
 def range_of(sampling: Sampling) -> int:
-    """Return the range of temperature within which requests share the counts: 0 for greedy ones.
+    """Return the range of temperatures within which requests share the counts: 0 for greedy ones.
 
     A sampled text repeats itself far less often than a greedy one, so the counts of one say little about the other.
     """
-    return 0 if sampling.greedy else 1 + min(int(sampling.temperature / RANGE), NUM_RANGES - 1)
+    return 0 if sampling.greedy else 1 + min(int(sampling.temperature / RANGE_WIDTH), NUM_RANGES - 1)
 
 
 class RequestOdds:

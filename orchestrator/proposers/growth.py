@@ -12,54 +12,84 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from orchestrator.core.context import Context
+from orchestrator.core.cost_model import CostModel
 from orchestrator.core.proposal import Budget, Proposal
-from orchestrator.core.surfaces import Surface
 from orchestrator.core.tree import TokenTree
 from orchestrator.proposers.candidates import CandidateSource, PredictionCandidates
 from orchestrator.proposers.estimates import AcceptanceEstimates, RequestOdds, corrected
 
 #: A tree is sent only if it promises this fraction more tokens per second than a plain step.
 MARGIN = 0.02
-#: The highest chance that an estimate gives a candidate.
-MAX_CHANCE = 0.99
+#: The highest probability that an estimate gives a candidate.
+MAX_PROBABILITY = 0.99
 #: The factor by which each additional source that names a token raises its prior odds.
 AGREEMENT = 3.0
-#: Candidates are distinguished by the highest chance among those of the sources before theirs, in this many grades.
+#: Candidates are distinguished by the highest probability that the sources before theirs give, in this many grades.
 GRADES = 5
+
+
+class Kind(NamedTuple):
+    """What distinguishes candidates in the counts: those of one kind share an estimate.
+
+    names: of the sources that name the candidate, joined by "+". evidence: that of the first of them. grade: of the
+    likeliest token that the sources before that one name. temperature_range: the request's (`range_of`).
+    """
+
+    names: str
+    evidence: int
+    grade: int
+    temperature_range: int
 
 
 class Option(NamedTuple):
     """A token that may come next.
 
-    kind: the names of the sources that name it, the evidence of the first one, the grade of the likeliest token of the
-    sources before that one, and the request's range of temperature. place: index of the first source. prior, expected,
-    chance: its probability before any outcome of the kind, by the deployment's counts, and with the request's own odds.
+    place: index of the first source that names it. prior, expected, probability: its probability before any outcome of
+    its kind, by the deployment's counts, and with the request's own odds.
     """
 
     token: int
-    kind: tuple[str, int, int, int]
+    kind: Kind
     place: int
     prior: float
     expected: float
-    chance: float
+    probability: float
 
 
 #: The state of a continuation, as each source sees it.
 States = tuple[Any, ...]
-#: A node that may be added: minus its chance, its depth, its parent, its token; its option, and its parent's state.
-Waiting = tuple[float, int, int, int, Option, States]
 
 
-class Grown:
+class PendingNode(NamedTuple):
+    """A node that may be added; a heap returns the likeliest one. states: those of its parent."""
+
+    minus_probability: float
+    depth: int
+    parent: int
+    token: int
+    option: Option
+    states: States
+
+
+class GrowingTree:
     """A tree while it grows. options: those after the text (index 0) and after each node."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.names: list[str] = []
-        self.chances: list[float] = []
+        self.probabilities: list[float] = []
         self.options: list[Sequence[Option]] = []
         self.children: list[dict[int, int]] = []
+
+    def add(self, node: PendingNode) -> int:
+        """Add a node and return its number."""
+        self.tokens.append(node.token)
+        self.parents.append(node.parent)
+        self.names.append(node.option.kind.names)
+        self.probabilities.append(-node.minus_probability)
+        self.children[node.parent][node.token] = len(self.tokens)
+        return len(self.tokens)
 
     def proposal(self, num_nodes: int) -> Proposal:
         """Return the proposal of the first nodes."""
@@ -68,10 +98,10 @@ class Grown:
 
 
 class Growth:
-    """Grows the trees of one request, and learns from the text that comes.
+    """Grows the trees of one request, and learns from the text that follows.
 
     is_chain: each node gets only its likeliest child.
-    chances: (m,) float64, for each node of the last tree the chance that its whole path is accepted.
+    probabilities: (m,) float64, for each node of the last tree the probability that its whole path is accepted.
     """
 
     def __init__(
@@ -82,18 +112,18 @@ class Growth:
         self._ratios: list[float] = []
         self._max_depth = self._range = 0
         self._num_judged = 0
-        self._grown = Grown()
-        self.chances = np.empty(0)
+        self._grown = GrowingTree()
+        self.probabilities = np.empty(0)
 
     def begin(self, context: Context) -> None:
-        """Do nothing: the reference reads the prompt for its first tree."""
+        """Do nothing: the reference reads the prompt when it grows its first tree."""
 
     def grow(
-        self, context: Context, budget: Budget, surface: Surface, node_s: float, temperature_range: int = 0
+        self, context: Context, budget: Budget, costs: CostModel, node_s: float, temperature_range: int = 0
     ) -> Proposal:
         """Return the tree with the most expected tokens per second; often a bare root.
 
-        The chance of a node is the product of the chances on its path, so none is likelier than its parent, and the
+        The probability of a node is the product of those on its path, so no node is likelier than its parent, and the
         best n nodes are the n likeliest. node_s: time to draft a node. temperature_range: the request's (`range_of`).
         Invariant: no larger tree of these candidates has a higher rate. A node that is no likelier than the highest
         rate so far × the least cost of another row cannot raise the rate, nor can any node after it.
@@ -101,32 +131,28 @@ class Growth:
         self._judge(context)
         self._ratios, self._max_depth = [odds.ratio for odds in self._odds], budget.max_depth
         self._range = temperature_range
-        grown = self._grown = Grown()
-        heap: list[Waiting] = []
+        grown = self._grown = GrowingTree()
+        heap: list[PendingNode] = []
         self._expand(heap, 0, 0, 1.0, tuple(source.start(context) for source in self._sources))
-        seconds, row_s = surface.seconds.tolist(), surface.row_s.tolist()
-        tokens, num_best = 1.0 + surface.others_tokens, 0
-        rate = (1.0 + MARGIN) * surface.rate
+        seconds, row_s = costs.seconds.tolist(), costs.row_s.tolist()
+        tokens, num_best = 1.0 + costs.others_tokens, 0
+        rate = (1.0 + MARGIN) * costs.rate_to_beat
         while heap and len(grown.tokens) < budget.max_nodes:
-            minus_chance, depth, parent, _, option, states = heappop(heap)
-            if -minus_chance <= rate * (row_s[len(grown.tokens)] + node_s):
+            best = heappop(heap)
+            if -best.minus_probability <= rate * (row_s[len(grown.tokens)] + node_s):
                 break
-            grown.tokens.append(option.token)
-            grown.parents.append(parent)
-            grown.names.append(option.kind[0])
-            grown.chances.append(-minus_chance)
-            node = len(grown.tokens)
-            grown.children[parent][option.token] = node
-            tokens -= minus_chance
+            node = grown.add(best)
+            tokens -= best.minus_probability
             if tokens > rate * (step_s := seconds[node] + node_s * node):
                 rate, num_best = tokens / step_s, node
-            after = (source.after(state, option.token) for source, state in zip(self._sources, states, strict=True))
-            self._expand(heap, node, depth, -minus_chance, tuple(after))
-        self.chances = np.array(grown.chances[:num_best])
+            states = zip(self._sources, best.states, strict=True)
+            after = tuple(source.after(state, best.token) for source, state in states)
+            self._expand(heap, node, best.depth, -best.minus_probability, after)
+        self.probabilities = np.array(grown.probabilities[:num_best])
         return grown.proposal(num_best) if num_best else Proposal.empty()
 
     def learn(self, tokens: Sequence[int]) -> None:
-        """Compare the candidates with the text that came, whether or not they were sent."""
+        """Compare the candidates with the text that followed, whether or not they were sent."""
         grown, node = self._grown, 0
         if grown.options:
             self._num_judged += len(tokens)
@@ -135,19 +161,19 @@ class Growth:
             if token not in grown.children[node]:
                 break
             node = grown.children[node][token]
-        self._grown = Grown()
+        self._grown = GrowingTree()
 
-    def compiled(self, limits: Budget, costs: Surface) -> None:
+    def compiled(self, limits: Budget, costs: CostModel) -> None:
         """Return None: the reference is not compiled."""
 
     def note_read(self, num_tokens: int) -> None:
         """Do nothing: the reference reads the context itself, whatever native code has read."""
 
     def _judge(self, context: Context) -> None:
-        """Compare the tokens of plain steps, for which no tree was grown, with what would have been named.
+        """Compare the tokens of plain steps, for which no tree was grown, with the candidates for them.
 
-        The text may have left the prediction or met it again meanwhile, so a request with one learns from its trees
-        alone.
+        Meanwhile the text may have left the prediction or returned to it, so a request with a prediction learns only
+        from its trees.
         """
         has_prediction = any(source.name == PredictionCandidates.name for source in self._sources)
         for end in range(self._num_judged, len(context) if self._num_judged and not has_prediction else 0):
@@ -161,7 +187,7 @@ class Growth:
             self._odds[option.place].observe(option.expected, option.token == token)
             self._estimates.observe(option.kind, option.token == token)
 
-    def _expand(self, heap: list[Waiting], node: int, depth: int, chance: float, states: States) -> None:
+    def _expand(self, heap: list[PendingNode], node: int, depth: int, probability: float, states: States) -> None:
         """Note the options after a node, and add them to the heap."""
         options = self._options(states)
         self._grown.options.append(options)
@@ -169,9 +195,10 @@ class Growth:
         if depth == self._max_depth:
             return
         if self._is_chain and options:
-            options = [max(options, key=lambda option: option.chance)]
+            options = [max(options, key=lambda option: option.probability)]
         for option in options:
-            heappush(heap, (-chance * option.chance, depth + 1, node, option.token, option, states))
+            minus_probability = -probability * option.probability
+            heappush(heap, PendingNode(minus_probability, depth + 1, node, option.token, option, states))
 
     def _options(self, states: States) -> list[Option]:
         """Return the candidates of all sources, each token once."""
@@ -181,13 +208,15 @@ class Growth:
             for token, evidence in source.candidates(state):
                 if (known := options.get(token)) is None:
                     prior = source.prior(evidence) * (1.0 - grade / GRADES)
-                    options[token] = self._option(token, (source.name, evidence, grade, self._range), place, prior)
+                    kind = Kind(source.name, evidence, grade, self._range)
+                    options[token] = self._option(token, kind, place, prior)
                 else:
-                    names, prior = f"{known.kind[0]}+{source.name}", corrected(known.prior, AGREEMENT)
-                    options[token] = self._option(token, (names, *known.kind[1:]), known.place, prior)
-            grade = int(GRADES * max((option.chance for option in options.values()), default=0.0))
+                    kind = known.kind._replace(names=f"{known.kind.names}+{source.name}")
+                    options[token] = self._option(token, kind, known.place, corrected(known.prior, AGREEMENT))
+            grade = int(GRADES * max((option.probability for option in options.values()), default=0.0))
         return list(options.values())
 
-    def _option(self, token: int, kind: tuple[str, int, int, int], place: int, prior: float) -> Option:
+    def _option(self, token: int, kind: Kind, place: int, prior: float) -> Option:
         expected = self._estimates.probability(kind, prior)
-        return Option(token, kind, place, prior, expected, min(corrected(expected, self._ratios[place]), MAX_CHANCE))
+        probability = min(corrected(expected, self._ratios[place]), MAX_PROBABILITY)
+        return Option(token, kind, place, prior, expected, probability)

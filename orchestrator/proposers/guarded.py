@@ -38,22 +38,22 @@ class Guarded(Proposer):
         self._proposer = proposer
         self._vocab_size = vocab_size
         self._matcher = matcher
-        self._failed, self._is_first = False, True
+        self._has_failed, self._is_first = False, True
 
     @property
     def num_plain(self) -> int:
         """Return the number of upcoming steps that will not draft: all of them once the proposer has failed."""
-        return sys.maxsize if self._failed else self._proposer.num_plain
+        return sys.maxsize if self._has_failed else self._proposer.num_plain
 
     @property
     def compiled(self) -> CompiledDrafts | None:
-        """What makes the next proposals in native code; None if a grammar prunes, or once the proposer has failed."""
-        return None if self._failed or self._matcher else self._proposer.compiled
+        """What makes the next proposals in native code; None under a grammar, or once the proposer has failed."""
+        return None if self._has_failed or self._matcher else self._proposer.compiled
 
     @property
     def options(self) -> StepOptions:
         """What the proposer needs from the step; nothing once it has failed."""
-        if not self._failed:
+        if not self._has_failed:
             with self._catching("options"):
                 return self._proposer.options
         return StepOptions()
@@ -64,7 +64,7 @@ class Guarded(Proposer):
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the proposal within the budget, or a bare root when it breaks an invariant."""
-        if not self._failed:
+        if not self._has_failed:
             with self._catching("propose"):
                 began_s = time.monotonic()
                 proposal = self._proposer.propose(context, sampling, budget)
@@ -102,7 +102,7 @@ class Guarded(Proposer):
         is_first, self._is_first = self._is_first, False
         if took_s > self._limit_s and not is_first:
             log.error("%s took %.0f ms: the request goes on without drafts", self.name, 1e3 * took_s)
-            self._failed = True
+            self._has_failed = True
 
     def _well_sampled(self, proposal: Proposal) -> Proposal:
         """Return the nodes above the first invalid q of each path; dropping them as well would bias the text."""
@@ -110,11 +110,11 @@ class Guarded(Proposer):
         if sound is not proposal:
             num_bad = proposal.tree.num_nodes - sound.tree.num_nodes
             log.error("%s sampled %d nodes from a bad q: the request goes on without drafts", self.name, num_bad)
-            self._failed = True
+            self._has_failed = True
         return sound
 
     def _attempt(self, what: str, call: Callable[[], None]) -> None:
-        if not self._failed:
+        if not self._has_failed:
             with self._catching(what):
                 call()
 
@@ -124,4 +124,4 @@ class Guarded(Proposer):
             yield
         except Exception:
             log.exception("%s failed in %s: the request goes on without drafts", self.name, what)
-            self._failed = True
+            self._has_failed = True

@@ -32,8 +32,8 @@ class JacobiConfig(MethodConfig):
 class Jacobi(Proposer):
     """Proposes its guesses y of the tokens after the root, then replaces them by the target's tokens.
 
-    Invariant: y_i ← target token after (x, y_<i), at all positions at once. Accepted guesses leave at the front, tokens
-    of the text enter at the end. Each step makes at least one more guess right.
+    Invariant: y_i ← target token after (x, y_<i), at all positions at once. Accepted guesses are removed at the front,
+    and tokens of the text are added at the end. Each step makes at least one more guess right.
     Source: Santilli et al. 2023, arXiv:2305.10427, Algorithm 1; docs/methods/jacobi.md.
     """
 
@@ -62,8 +62,8 @@ class Jacobi(Proposer):
 def spare_tokens(fill: Fill, context: Context, seed: int) -> Iterator[int]:
     """Yield guesses where no better ones are known.
 
-    prompt: the tokens of the prompt in order, again and again. random: drawn from the text as it stands when a guess is
-    taken, equal in every run with this seed.
+    prompt: the tokens of the prompt in order, again and again. random: sampled from the text that exists when a guess
+    is taken, and the same in every run with this seed.
     """
     return cycle(context.ids[: context.prompt_len]) if fill == "prompt" else _random_tokens(context, seed)
 

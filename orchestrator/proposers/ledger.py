@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from orchestrator.core.cost_model import CostModel
 from orchestrator.core.proposal import Proposal, Step
 from orchestrator.core.step_costs import StepCosts
-from orchestrator.core.surfaces import Surface
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance
 
@@ -29,11 +29,11 @@ DISCOUNT = 0.95
 
 
 class Ledger:
-    """Limits the time that drafts, and futile searches for them, lose against plain decoding to a fraction LOSS.
+    """Limits the time that drafts, and searches that find none, lose against plain decoding to a fraction LOSS.
 
     Invariant: before they pause again, they lose at most LOSS of the time since the last pause began, plus GRACE_STEPS.
     pause: steps for which drafts still pause; may be set, to begin a pause for another reason, or to end it.
-    Source: the on/off test of Cascade (arXiv:2506.20675), here on one balance with growing pauses instead of phases.
+    Source: the on/off test of Cascade (arXiv:2506.20675), here with one balance and growing pauses instead of phases.
     """
 
     def __init__(self) -> None:
@@ -42,18 +42,18 @@ class Ledger:
         self._next_pause = FIRST_PAUSE
 
     def begin_rest(self, num_steps: int, lost_s: float, plain_s: float) -> None:
-        """Begin a pause after a futile search for a draft. lost_s: what plain decoding would not have spent."""
+        """Begin a pause after a search that found no draft. lost_s: by how much plain decoding would be faster."""
         self.pause = num_steps
         self._balance_s -= lost_s
         self._check(plain_s)
 
     def rest(self, num_steps: int, rest_s: float = 0.0) -> None:
-        """Enter plain steps of a pause. rest_s: with the last of them, the time of the whole pause; before that, 0."""
+        """Count plain steps of a pause. rest_s: with the last of them, the time of the whole pause; before that, 0."""
         self.pause = max(self.pause - num_steps, 0)
         self._elapsed_s += rest_s
 
     def observe(self, num_tokens: int, step_s: float, plain_s: float) -> None:
-        """Enter a step that took step_s, drafting included. plain_s: what a plain step would have taken."""
+        """Count a step that took step_s, drafting included. plain_s: what a plain step would have taken."""
         self._balance_s = min(self._balance_s + num_tokens * plain_s - step_s, CREDIT_STEPS * plain_s)
         self._elapsed_s += step_s
         self._check(plain_s)
@@ -70,9 +70,9 @@ class Ledger:
 class Rest(NamedTuple):
     """The steps of a pause so far: when it began, how many there were, and how long they waited for other passes.
 
-    in_passes_s: time of their own passes. is_atypical: one of these passes was, in its time. num_in_pass: requests in
-    the first pass. is_apart: one of the passes did not hold most of the other requests, so its time says little about
-    plain steps.
+    in_passes_s: time of their own passes. is_atypical: one of these passes did not take the time of a usual step.
+    num_in_pass: requests in the first pass. is_apart: one of the passes did not hold most of the other requests, so its
+    time says little about plain steps.
     """
 
     began_s: float = 0.0
@@ -101,11 +101,6 @@ def pass_s(acceptance: Acceptance) -> float:
     return 1e-6 * (acceptance.forward_us + acceptance.verify_us)
 
 
-def plain_s(surface: Surface) -> float:
-    """Return the time of a plain step that is one of several run together."""
-    return (1.0 + surface.others_tokens) / surface.rate
-
-
 class Meter:
     """Measures the steps of one request: for the costs of all requests, and for its own ledger.
 
@@ -116,30 +111,30 @@ class Meter:
     def __init__(self, costs: StepCosts) -> None:
         self.is_first = True
         self.draft_s = 0.0
-        self._costs, self._ledger = costs, Ledger()
+        self._step_costs, self._ledger = costs, Ledger()
         self.began_s = self._sent_s = 0.0
         self._rest_len = 0
         self._tokens = self._seconds = 0.0
         self._context_len = 0
         self._rest = Rest()
 
-    def begin(self, context_len: int, spent_s: float = 0.0) -> Surface | None:
+    def begin(self, context_len: int, spent_s: float = 0.0) -> CostModel | None:
         """Note that a proposal begins; return what rows cost, None if the step should be a plain one.
 
         context_len: tokens of the request. spent_s: time already spent on the proposal.
         """
-        self.began_s = self._costs.clock() - spent_s
-        if not (self.is_first or self._ledger.pause) and self._costs.wants_plain:
+        self.began_s = self._step_costs.clock() - spent_s
+        if not (self.is_first or self._ledger.pause) and self._step_costs.wants_plain:
             self._ledger.pause = MEASURED_STEPS
-        return self.surface(context_len)
+        return self.cost_model(context_len)
 
-    def surface(self, context_len: int) -> Surface | None:
+    def cost_model(self, context_len: int) -> CostModel | None:
         """Return what rows cost, None if the next step should be a plain one. context_len: tokens of the request."""
         self._context_len = context_len
-        return None if self._ledger.pause else self._surface()
+        return None if self._ledger.pause else self._cost_model()
 
-    def _surface(self) -> Surface | None:
-        return self._costs.surface(self._context_len)
+    def _cost_model(self) -> CostModel | None:
+        return self._step_costs.cost_model(self._context_len)
 
     @property
     def num_plain(self) -> int:
@@ -150,10 +145,10 @@ class Meter:
         """Note that the proposal has been made, and begin a rest if it is empty.
 
         first_rest: how many plain steps follow an empty proposal before the next one is made; twice as many after each
-        additional empty one, up to LONGEST_REST and as far as that saves time; 0 = no rest. min_rest: their number
+        additional empty one, up to LONGEST_REST and as long as that saves time; 0 = no rest. min_rest: their number
         if resting saves no time.
         """
-        self._sent_s = self._costs.clock()
+        self._sent_s = self._step_costs.clock()
         self.draft_s = self._sent_s - self.began_s
         if proposal.tree.num_nodes:
             self._rest_len = 0
@@ -163,18 +158,18 @@ class Meter:
             self._rest = Rest(self._sent_s)
 
     def end_rest(self) -> None:
-        """End a pause before its last step; its time is not entered."""
+        """End a pause before its last step; its time is not counted."""
         self._ledger.pause = 0
         self._rest = Rest()
 
     def _begin_rest(self, first: int, least: int) -> None:
         """Begin a rest of plain steps, which can run together, if looking for drafts costs time."""
-        if surface := self._surface():
-            lost_s = self.draft_s + float(surface.seconds[0]) - plain_s(surface)
-            worth = max(int(lost_s / (LOSS * plain_s(surface))), least)
+        if costs := self._cost_model():
+            lost_s = self.draft_s + float(costs.seconds[0]) - costs.plain_s
+            worth = max(int(lost_s / (LOSS * costs.plain_s)), least)
             self._rest_len = min(max(2 * self._rest_len, first), max(LONGEST_REST, first), worth)
             if self._rest_len:
-                self._ledger.begin_rest(self._rest_len, lost_s, plain_s(surface))
+                self._ledger.begin_rest(self._rest_len, lost_s, costs.plain_s)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> float:
         """Note the answer to a step; return its cost in seconds, without the wait for other requests' passes."""
@@ -183,12 +178,12 @@ class Meter:
             return 0.0
         if self._ledger.pause:
             return self.observe_plain([acceptance])
-        num_rows, step_s = tree.num_nodes + 1, self._costs.clock() - self._sent_s - 1e-6 * acceptance.queue_us
+        num_rows, step_s = tree.num_nodes + 1, self._step_costs.clock() - self._sent_s - 1e-6 * acceptance.queue_us
         if acceptance.load or not acceptance.num_beside:  # otherwise it is unknown what the time was spent on
-            self._costs.observe(num_rows, acceptance.num_in_pass, acceptance.num_tokens, step_s, acceptance.load)
-        if surface := self._surface():  # the mean cost of its size, since a single step may have been held up
-            step_s = float(surface.seconds[num_rows - 1]) + self.draft_s
-            self._ledger.observe(acceptance.num_tokens, step_s, plain_s(surface))
+            self._step_costs.observe(num_rows, acceptance.num_in_pass, acceptance.num_tokens, step_s, acceptance.load)
+        if costs := self._cost_model():  # the mean cost of its size, since a single step may have been held up
+            step_s = float(costs.seconds[num_rows - 1]) + self.draft_s
+            self._ledger.observe(acceptance.num_tokens, step_s, costs.plain_s)
         return self._note_rate(acceptance.num_tokens, step_s)
 
     def observe_plain(self, acceptances: Sequence[Acceptance]) -> float:
@@ -203,27 +198,27 @@ class Meter:
         """Note the steps of a burst in which native code drafts; return the cost of each in seconds."""
         for proposal, acceptance, *_ in steps:
             sizes = proposal.tree.num_nodes + 1, acceptance.num_in_pass, acceptance.num_tokens
-            self._costs.observe_compiled(*sizes, pass_s(acceptance), acceptance.load)
-        surface = self._surface()
+            self._step_costs.observe_compiled(*sizes, pass_s(acceptance), acceptance.load)
+        costs = self._cost_model()
         seconds = [
-            (float(surface.seconds[proposal.tree.num_nodes]) if surface else pass_s(acceptance)) + draft_s
+            (float(costs.seconds[proposal.tree.num_nodes]) if costs else pass_s(acceptance)) + draft_s
             for proposal, acceptance, draft_s, _ in steps
         ]
-        if surface:
-            self._ledger.observe(sum(step.acceptance.num_tokens for step in steps), sum(seconds), plain_s(surface))
+        if costs:
+            self._ledger.observe(sum(step.acceptance.num_tokens for step in steps), sum(seconds), costs.plain_s)
         for step, step_s in zip(steps, seconds, strict=True):
             self._note_rate(step.acceptance.num_tokens, step_s)
         return seconds
 
     @property
     def rate(self) -> float:
-        """Tokens of the request per second of its last steps; 0 before the first."""
+        """Tokens of the request per second of its last steps; 0 before the first step."""
         return self._tokens / self._seconds if self._seconds else 0.0
 
     @property
     def _plain_s(self) -> float:
         """Time of a plain step that is one of several run together; 0 before one has been measured."""
-        return plain_s(surface) if (surface := self._surface()) else 0.0
+        return costs.plain_s if (costs := self._cost_model()) else 0.0
 
     def _note_rate(self, num_tokens: int, step_s: float) -> float:
         self._tokens, self._seconds = DISCOUNT * self._tokens + num_tokens, DISCOUNT * self._seconds + step_s
@@ -235,18 +230,18 @@ class Meter:
         if self._ledger.pause > len(acceptances):
             self._ledger.rest(len(acceptances))
             return
-        rest_s = self._costs.clock() - rest.began_s - 1e-6 * rest.queue_us
+        rest_s = self._step_costs.clock() - rest.began_s - 1e-6 * rest.queue_us
         self._ledger.rest(len(acceptances), rest_s)
         self._rest = Rest()
-        if self._costs.drafts_in_bursts:
+        if self._step_costs.drafts_in_bursts:
             rest_s = rest.in_passes_s  # measured in the same way as steps with drafts
         num_in_pass, load = acceptances[-1].num_in_pass, acceptances[-1].load
         is_mixed = max(num_in_pass, rest.num_in_pass) > 2 * min(num_in_pass, rest.num_in_pass)
-        if (rest.is_atypical or is_mixed or rest.is_apart) and self._surface():
-            self._costs.postpone_plain()
+        if (rest.is_atypical or is_mixed or rest.is_apart) and self._cost_model():
+            self._step_costs.postpone_plain()
         elif rest.num_steps >= MEASURED_STEPS:
-            self._costs.observe_plain(num_in_pass, rest_s / rest.num_steps, load, rest.num_steps)
-        elif self._costs.drafts_in_bursts:
-            self._costs.observe(1, num_in_pass, 1, rest_s / rest.num_steps, load)
+            self._step_costs.observe_plain(num_in_pass, rest_s / rest.num_steps, load, rest.num_steps)
+        elif self._step_costs.drafts_in_bursts:
+            self._step_costs.observe(1, num_in_pass, 1, rest_s / rest.num_steps, load)
         else:  # the first step ran alone, the others together
-            self._costs.observe(1, num_in_pass, 1, rest_s - (rest.num_steps - 1) * self._plain_s, load)
+            self._step_costs.observe(1, num_in_pass, 1, rest_s - (rest.num_steps - 1) * self._plain_s, load)

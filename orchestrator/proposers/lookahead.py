@@ -71,7 +71,7 @@ class NgramPool:
         self._tails: dict[int, dict[tuple[int, ...], None]] = {}  # dictionaries keep the order of entry
 
     def add(self, ngram: tuple[int, ...]) -> None:
-        """Enter an n-gram; a known one becomes the newest of its key."""
+        """Add an n-gram; a known one becomes the newest of its first token."""
         tails = self._tails.setdefault(ngram[0], {})
         tails.pop(ngram[1:], None)
         tails[ngram[1:]] = None
@@ -79,7 +79,7 @@ class NgramPool:
             del tails[next(iter(tails))]
 
     def add_text(self, ids: Sequence[int], size: int) -> None:
-        """Enter all n-grams of `size` tokens of a text, in order."""
+        """Add all n-grams of `size` tokens of a text, in order."""
         for ngram in zip(*(ids[start:] for start in range(size)), strict=False):
             self.add(ngram)
 
@@ -177,7 +177,7 @@ class Lookahead(Proposer):
         return Proposal(tree.build(), sources + ("lookahead.window",) * (tree.num_nodes - num_candidates))
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Enter the n-grams that the target's tokens complete, and move the window on."""
+        """Add the n-grams that the target's tokens complete to the pool, and move the window on."""
         assert self._window is not None, "observed before anything was proposed"
         tokens = [] if acceptance.target_tokens is None else acceptance.target_tokens[self._last_row].tolist()
         if self._window.is_full:

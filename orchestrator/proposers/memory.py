@@ -1,4 +1,4 @@
-"""Earlier responses of this server, to draft from: bounded, first in first out, separate for each cache salt."""
+"""Earlier responses of this server, to draft from: limited in size, and separate for each cache salt."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Recollection(NamedTuple):
     salt: str
 
     def longest(self, tokens: Sequence[int], use: Callable[[Automaton, Match], T]) -> T | None:
-        """Return use(text, match) for the longest suffix of `tokens` that occurs; of equal ones, the newest text's.
+        """Return use(text, match) for the longest suffix of `tokens` that occurs, in the newest text among equals.
 
         use: must be quick, since it runs under the memory's lock; it is not called if nothing matches.
         """

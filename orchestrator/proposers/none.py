@@ -16,7 +16,7 @@ class NoProposer(Proposer):
     num_plain = sys.maxsize
 
     def __init__(self, *_: object) -> None:
-        """Takes the parameters and dependencies of every proposer, and ignores them."""
+        """Accept the parameters and dependencies of every proposer, and ignore them."""
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return no draft."""

@@ -25,12 +25,12 @@ class PredictedConfig(MethodConfig):
 
 
 class Predicted(Proposer):
-    """Proposes the client's prediction; after a divergence, it is resumed where the last tokens agree with it.
+    """Proposes the client's prediction; after a divergence, it resumes where the last tokens agree with the prediction.
 
-    Invariant: after k > 1 rejected drafts in a row the last k − 1 tokens must agree; when that exceeds max_ngram, the
+    Invariant: after k > 1 rejected drafts in a row the last k − 1 tokens must agree; if k − 1 exceeds max_ngram, the
     prediction is no longer used. After at most one rejection it is followed even where no token agrees, as if one token
     had been replaced. Costs O(max_ngram) once per token of the prediction, and O(log of its length) per step.
-    prediction: its token ids. expected: the place in it that comes next; its length once it has ended.
+    prediction: its token ids. expected: the index of its next token; its length once it has ended.
     Source: predicted outputs, docs/methods/predicted.md.
     """
 

@@ -65,7 +65,7 @@ class NgramIndex:
         self._num_indexed = len(ids) - 1
 
     def matches(self, ids: Sequence[int], min_ngram: int = 1) -> Iterator[list[int]]:
-        """Yield the places of the longest suffix of `ids` that has any, ascending; then of each shorter one.
+        """Yield the places of the longest suffix of `ids` that occurs in the text, ascending; then of each shorter one.
 
         min_ngram: tokens of the shortest suffix that is looked up.
         """

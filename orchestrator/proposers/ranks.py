@@ -6,37 +6,37 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orchestrator.core.surfaces import Surface
+from orchestrator.core.cost_model import CostModel
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import FloatArray, IdArray
 from orchestrator.proposers.estimates import AcceptanceEstimates
 
-#: The chance of a node before any outcome: optimistic, so that drafts are tried.
+#: The probability of a node before any outcome: optimistic, so that drafts are tried.
 PRIOR = 0.8
 
 
 class RankEstimates:
-    """The chances of the nodes of one kind of drafts. kind: what distinguishes them from others in the counts."""
+    """The probabilities of the nodes of one kind of drafts. kind: what distinguishes them from others in the counts."""
 
     def __init__(self, estimates: AcceptanceEstimates, *kind: str | int) -> None:
         self._estimates, self._kind = estimates, kind
 
-    def chance(self, depth: int, rank: int) -> float:
+    def probability(self, depth: int, rank: int) -> float:
         """Return the probability that a node matches the text if its parent does."""
         return self._estimates.probability((*self._kind, depth, rank), PRIOR if rank == 0 else PRIOR / 4)
 
-    def chances(self, tree: TokenTree) -> list[float]:
+    def probabilities(self, tree: TokenTree) -> list[float]:
         """Return for the nodes 1…m the probability that each matches the text if its parent does."""
-        return [self.chance(depth, rank) for depth, rank in zip(tree.depths[1:].tolist(), tree.ranks, strict=True)]
+        return [self.probability(depth, rank) for depth, rank in zip(tree.depths[1:].tolist(), tree.ranks, strict=True)]
 
-    def path_chances(self, tree: TokenTree) -> FloatArray:
-        """Return for the nodes 1…m the chance that all nodes of their paths are accepted, (m,) float64.
+    def path_probabilities(self, tree: TokenTree) -> FloatArray:
+        """Return for the nodes 1…m the probability that all nodes of their paths are accepted, (m,) float64.
 
-        Invariant: no chance is higher than an earlier sibling's, so that the first of sampled siblings are kept.
+        Invariant: no probability is higher than an earlier sibling's, so that the first of sampled siblings are kept.
         """
         paths, before = [1.0], dict[int, float]()
-        for parent, chance in zip(tree.parents.tolist(), self.chances(tree), strict=True):
-            before[parent] = min(chance, before.get(parent, 1.0))
+        for parent, probability in zip(tree.parents.tolist(), self.probabilities(tree), strict=True):
+            before[parent] = min(probability, before.get(parent, 1.0))
             paths.append(paths[parent] * before[parent])
         return np.array(paths[1:])
 
@@ -53,38 +53,41 @@ class RankEstimates:
         return len(tokens)
 
 
-def paying(chances: FloatArray, surface: Surface, draft_s: float) -> IdArray:
+def paying(probabilities: FloatArray, costs: CostModel, draft_s: float) -> IdArray:
     """Return those of the nodes 1…m that give the highest rate, (k,) int32, ascending.
 
-    chances: (m,) float64, of the whole paths; none is higher than its parent's. draft_s: time already spent on
-    drafting.
-    Invariant: a node is returned only with its parent, and there are no more nodes than the surface has costs for.
+    probabilities: (m,) float64, of the whole paths; no node's is higher than its parent's. draft_s: time already spent
+    on drafting.
+    Invariant: a node is returned only with its parent, and there are no more nodes than have costs.
     """
-    order = np.argsort(-chances, kind="stable")[: len(surface.seconds) - 1]  # of equal chances the parent first
-    tokens = 1.0 + surface.others_tokens + np.concatenate([[0.0], chances[order].cumsum()])
-    gains = tokens - surface.rate * (surface.seconds[: len(tokens)] - surface.seconds[0])
-    rates = tokens / (surface.seconds[: len(tokens)] + draft_s)
+    # Among equal probabilities, the stable order has the parent first.
+    order = np.argsort(-probabilities, kind="stable")[: len(costs.seconds) - 1]
+    tokens = 1.0 + costs.others_tokens + np.concatenate([[0.0], probabilities[order].cumsum()])
+    gains = tokens - costs.rate_to_beat * (costs.seconds[: len(tokens)] - costs.seconds[0])
+    rates = tokens / (costs.seconds[: len(tokens)] + draft_s)
     best = int(rates.argmax()) if gains.max() > gains[0] else 0
     return np.sort(order[:best]).astype(np.int32) + 1
 
 
-def paying_in_turn(tree: TokenTree, chances: FloatArray, surface: Surface, draft_s: float) -> IdArray:
+def paying_in_turn(tree: TokenTree, probabilities: FloatArray, costs: CostModel, draft_s: float) -> IdArray:
     """Return the nodes of a sampled tree that each pay for themselves after those kept before, (k,) int32, ascending.
 
-    chances: as for `paying`. draft_s: the time to draft, as expected before any token was sampled.
+    probabilities: as for `paying`. draft_s: the time to draft, as expected before any token was sampled.
     Invariant: a node is returned only with its parent and its earlier siblings, and whether it is returned depends only
-    on the nodes before it, which exist whatever its token is. In the order of chances, a node that exists only because
-    of another's token could come before that other (docs/losslessness.md, Trees that are sampled while they grow).
+    on the nodes before it, which exist whatever its token is. If the likelier nodes were judged first, a node that
+    exists only because of another node's token could be judged before that node (docs/losslessness.md, Trees that are
+    sampled while they grow).
     """
-    kept, ended = [0], set[int]()  # ended: parents that get no more children
-    seconds, tokens = surface.seconds.tolist(), 1.0 + surface.others_tokens
-    for node, (parent, chance) in enumerate(zip(tree.parents.tolist(), chances.tolist(), strict=True), start=1):
+    kept, closed = [0], set[int]()  # closed: nodes below which no more nodes are kept
+    seconds, tokens = costs.seconds.tolist(), 1.0 + costs.others_tokens
+    nodes = zip(tree.parents.tolist(), probabilities.tolist(), strict=True)
+    for node, (parent, probability) in enumerate(nodes, start=1):
         now_s, next_s = seconds[len(kept) - 1], seconds[min(len(kept), len(seconds) - 1)]
-        gains = chance > surface.rate * (next_s - now_s)
-        is_faster = (tokens + chance) * (now_s + draft_s) >= tokens * (next_s + draft_s)
-        if parent in ended or not (gains and is_faster):
-            ended |= {parent, node}
+        is_worth_row = probability > costs.rate_to_beat * (next_s - now_s)
+        is_faster = (tokens + probability) * (now_s + draft_s) >= tokens * (next_s + draft_s)
+        if parent in closed or not (is_worth_row and is_faster):
+            closed |= {parent, node}
             continue
         kept.append(node)
-        tokens += chance
+        tokens += probability
     return np.array(kept[1:], np.int32)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from orchestrator.core.cost_model import PassCosts
 from orchestrator.core.proposal import Proposer
 from orchestrator.core.step_costs import StepCosts
-from orchestrator.core.surfaces import PassCosts
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.deployment.config import ServingConfig
@@ -86,10 +86,10 @@ class ProposerSources:
 class RunProposers:
     """Builds the proposers of runs, in the process of the target's engine; any thread may call.
 
-    They also propose what a grammar forbids; the run removes it, on a thread that no other request waits for.
+    They also propose tokens that a grammar forbids; the run removes them, on a thread that no other request waits for.
 
     drafters: those in this process, by name. pass_costs: of the target, as measured at its load; None = not measured.
-    memory: earlier responses; a new one if the deployment remembers some and None is given.
+    memory: earlier responses; None = a new memory, if the deployment remembers responses.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class RunProposers:
         )
         plan = select_method(run.method, run.config, frozenset(self._drafters), {})
         # A drafter's client observes the limit itself, and drafts again when the machine is less busy.
-        calls = plan.drafter or (self._drafters and plan.declaration.uses_drafters)
-        return plan.proposer(dependencies, math.inf if calls else self._limit_s)
+        calls_drafter = plan.drafter or (self._drafters and plan.declaration.uses_drafters)
+        return plan.proposer(dependencies, math.inf if calls_drafter else self._limit_s)
 
     def ended(self, request: StepRequest, output: Sequence[int]) -> None:
         """Remember the output of a run, on a thread that nobody waits for."""

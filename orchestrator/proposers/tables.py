@@ -55,7 +55,7 @@ class Level:
     weights: IntArray | FloatArray
 
     def followers(self, key: int) -> Followers | None:
-        """Return the tokens that followed a context, None when it is unknown; a binary search."""
+        """Return the tokens that followed a context, None when it is unknown, by a binary search."""
         row = int(self.keys.searchsorted(key))
         if row == len(self.keys) or self.keys[row] != key:
             return None
@@ -140,7 +140,7 @@ def _level(arrays: Mapping[str, IntArray], size: int, vocab_size: int) -> Level:
     steps, lengths = arrays[f"steps_{size}"], arrays[f"lengths_{size}"].astype(np.int64)
     ids, weights = arrays[f"ids_{size}"], arrays[f"weights_{size}"]
     keys, starts = np.cumsum(steps, dtype=np.int64), np.concatenate([[0], np.cumsum(lengths)])
-    sound = (
+    is_sound = (
         len(steps) == len(lengths)
         and len(ids) == len(weights) == starts[-1]
         and (steps[1:] > 0).all()
@@ -148,7 +148,7 @@ def _level(arrays: Mapping[str, IntArray], size: int, vocab_size: int) -> Level:
         and (weights > 0).all()
         and 0 <= ids.min(initial=0) <= ids.max(initial=0) < vocab_size
     )
-    if not sound:
+    if not is_sound:
         raise ValueError(f"its arrays for contexts of {size} tokens do not fit together")
     return Level(keys, starts, ids, weights)
 

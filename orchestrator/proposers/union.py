@@ -66,25 +66,26 @@ class Union(Proposer):
 
 
 def united(
-    grown: Proposal, chances: FloatArray, drafted: Proposal, drafted_chances: Sequence[float]
+    grown: Proposal, probabilities: FloatArray, drafted: Proposal, drafted_probabilities: Sequence[float]
 ) -> tuple[Proposal, FloatArray]:
-    """Return both trees merged, the nodes of `grown` first, and the chances of all paths, (k,) float64.
+    """Return both trees merged, the nodes of `grown` first, and the probabilities of all paths, (k,) float64.
 
-    chances: (m,) float64, of the paths of `grown`. drafted_chances: of each node of `drafted`, given its parent. A
-    token added beside others shares the probability that they leave. No path is likelier than the one to its parent.
+    probabilities: (m,) float64, of the paths of `grown`. drafted_probabilities: of each node of `drafted`, given its
+    parent. A token added beside others gets its part of the probability that they leave. No path is likelier than the
+    one to its parent.
     """
-    tree, sources, paths = TreeBuilder(), list[str](), [1.0, *chances.tolist()]
+    tree, sources, paths = TreeBuilder(), list[str](), [1.0, *probabilities.tolist()]
     merge(tree, sources, grown)
     rest = [1.0] * len(paths)  # for each node, the probability that its children leave
     for node, parent in enumerate(grown.tree.parents.tolist(), start=1):
         rest[parent] = max(rest[parent] - paths[node] / paths[parent], 0.0)
     nodes = merge(tree, sources, drafted)
-    for parent, node, chance in zip(drafted.tree.parents.tolist(), nodes[1:], drafted_chances, strict=True):
+    for parent, node, probability in zip(drafted.tree.parents.tolist(), nodes[1:], drafted_probabilities, strict=True):
         above = nodes[parent]
         if node == len(paths):
-            paths.append(paths[above] * chance * (rest[above] if above < len(rest) else 1.0))
+            paths.append(paths[above] * probability * (rest[above] if above < len(rest) else 1.0))
         else:
-            paths[node] = max(paths[node], paths[above] * chance)
+            paths[node] = max(paths[node], paths[above] * probability)
     return Proposal(tree.build(), tuple(sources)), np.array(paths[1:])
 
 

@@ -143,7 +143,7 @@ def accept_block(tree: TokenTree, p: FloatArray, q: FloatArray, prefix_len: int,
     for depth, token in enumerate(tokens, start=1):
         joint = min(joint * p[depth - 1, token] / q[depth - 1, token], 1.0)
         is_last = depth == len(tokens)
-        if noise.accept(joint if is_last else _block_chance(joint, p[depth], q[depth]), prefix_len + depth - 1, 0):
+        if noise.accept(joint if is_last else _block_probability(joint, p[depth], q[depth]), prefix_len + depth - 1, 0):
             num_accepted, weight = depth, joint
     residual = p[num_accepted]
     if num_accepted < len(tokens):
@@ -186,7 +186,7 @@ def _normalised(weights: FloatArray) -> FloatArray:
     return weights / mass if mass[0] > 0 else weights
 
 
-def _block_chance(joint: float, p: FloatArray, q: FloatArray) -> float:
+def _block_probability(joint: float, p: FloatArray, q: FloatArray) -> float:
     gain = float(total(np.maximum(joint * p - q, 0.0))[0])
     mass = gain + (1.0 - joint)  # added in this order, a small gain is not rounded away
     return gain / mass if mass > 0 else 1.0

@@ -41,7 +41,7 @@ LIMITS = LLParserLimits(
 
 
 class Compiled(NamedTuple):
-    """A compiled grammar, never used itself but copied. lock: to be held while a copy is used (`Matcher`)."""
+    """A compiled grammar, which is not used itself but copied. lock: to be held while a copy is used (`Matcher`)."""
 
     library: LLMatcher
     lock: threading.Lock
@@ -125,7 +125,7 @@ class Grammars:
 
 
 def _read_tokenizer(source: str, eos_ids: Collection[int]) -> GrammarTokenizer:
-    """Read the tokenizer; if no EOS id is a special token, all special tokens are end tokens, as no text has them."""
+    """Read the tokenizer; if no EOS id is a special token, all special tokens end a text, as no text contains them."""
     try:
         text = source if source.lstrip().startswith("{") else Path(source).read_text(encoding="utf-8")
         special = [token["id"] for token in json.loads(text).get("added_tokens", []) if token.get("special")]
@@ -167,7 +167,7 @@ def _definition(grammar: Grammar) -> str:
 def _check_all_of(schema: Any) -> None:
     """Raise RequestError if an allOf has too many schemas: the library builds the product of their automata."""
     if isinstance(schema, dict):
-        parts = schema.get("allOf")  # one that is no list is the library's to refuse
+        parts = schema.get("allOf")  # if it is not a list, the library refuses it
         if isinstance(parts, list) and len(parts) > MAX_ALL_OF:
             raise RequestError(f"an allOf has {len(parts)} entries, at most {MAX_ALL_OF} are allowed ({GUIDE})")
         schema = list(schema.values())

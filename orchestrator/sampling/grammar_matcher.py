@@ -21,7 +21,7 @@ GUIDE = "input guided_decoding_guide"
 # The processor time that following a guide may take, and the extra time for each output token: several times what a
 # large schema takes on a slow machine. Only its own request waits for a guide, but all requests share the processors.
 FIRST_MASKS_S, TOKEN_MASKS_S = 0.25, 0.02
-#: Maximum tokens that one call of the library consumes: it holds the GIL meanwhile, unlike for masks.
+#: Maximum tokens that one call of the library consumes: unlike a call for masks, it holds the GIL meanwhile.
 NUM_CONSUMED = 32
 
 
@@ -108,12 +108,13 @@ class Matcher:
 
     @property
     def _is_closed(self) -> bool:
+        """True if the output has broken the grammar or has ended."""
         return len(self._consumed) < len(self._output)
 
     def _legal(self, path: Sequence[int]) -> BoolArray:
         start = len(self._consumed)
-        whole = self._advance(path) == len(path)
-        legal = self._mask() if whole else np.ones(self._vocab_size, np.bool_)
+        is_unbroken = self._advance(path) == len(path)
+        legal = self._mask() if is_unbroken else np.ones(self._vocab_size, np.bool_)
         self._retreat(start)
         return legal
 
@@ -157,21 +158,21 @@ class Matcher:
         return len(tokens)
 
     def _mask(self) -> BoolArray:
-        satisfied = self._library.is_accepting()
+        is_satisfied = self._library.is_accepting()
         known = np.unpackbits(np.frombuffer(self._bits(), np.uint8), bitorder="little")[: self._num_known]
         legal = np.zeros(self._vocab_size, np.bool_)
         legal[: len(known)] = known[: self._vocab_size]
         legal[self._within_mask(self._never_consumed)] = False
         if known.sum() == 1:
             self._add_equivalents(legal, int(known.argmax()))
-        legal[self._within_mask(self._end_ids)] |= satisfied
+        legal[self._within_mask(self._end_ids)] |= is_satisfied
         return legal
 
     def _within_mask(self, ids: Collection[int]) -> list[int]:
         return [token for token in ids if 0 <= token < self._vocab_size]
 
     def _add_equivalents(self, legal: BoolArray, token: int) -> None:
-        """Add all legal tokens with the first byte of `token`: the library allows only one if one text can follow."""
+        """Add the legal tokens with the first byte of `token`: the library names only one if one text can follow."""
         first = self._first_bytes[token]
         for other in np.flatnonzero(self._first_bytes[: self._vocab_size] == first).tolist() if first >= 0 else ():
             legal[other] = self._is_known(other) and self._library.validate_tokens([other]) == 1

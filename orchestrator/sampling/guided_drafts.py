@@ -11,8 +11,8 @@ from orchestrator.sampling.grammar_matcher import Matcher
 def legal_drafts(matcher: Matcher, proposal: Proposal, sampling: Sampling, options: StepOptions) -> Proposal:
     """Return the drafts that the grammar allows after the output that the matcher has followed.
 
-    options: what is needed from the step that verifies them.
-    Invariant: the text stays the same, since the target would accept none of the others. Two kinds of proposal are
+    options: what the proposer needs from the step that verifies them.
+    Invariant: the text stays the same, since the target would not accept the others. Two kinds of proposal are
     returned unchanged: drafts sampled from q under a rule that reads q, where leaving out a node because of its token
     would bias the text; and those of a proposer that learns from the target's tokens at all its nodes.
     """

@@ -81,7 +81,7 @@ def check_q(tree: TokenTree, q: tuple[Distribution, ...], vocab_size: int) -> No
 
 
 def nodes_with_valid_q(tree: TokenTree, q: tuple[Distribution, ...], vocab_size: int) -> IdArray:
-    """Return the nodes that have a valid q, as have their siblings and all their ancestors.
+    """Return the nodes whose own q is valid, and that of their siblings and of all their ancestors.
 
     Returns (k,) int32, nodes of 1…m, ascending.
     Invariant: whether a node is kept depends only on the q of its own level and of the levels above, which existed

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from orchestrator.core.context import Context
+from orchestrator.core.cost_model import Curve, PassCosts
 from orchestrator.core.errors import ServingError
-from orchestrator.core.surfaces import Curve, PassCosts
 from orchestrator.core.tree import TokenTree
 from orchestrator.wire.context import delta_of
 from runtime.engine.paged import PagedModel

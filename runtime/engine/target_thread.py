@@ -16,9 +16,9 @@ from functools import partial
 from typing import TypeVar
 
 from orchestrator.core.context import Context
+from orchestrator.core.cost_model import PassCosts
 from orchestrator.core.errors import EngineError, RequestError, ServingError, Unavailable, UnknownSequence
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.surfaces import PassCosts
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.sampling.grammar import Grammars
 from orchestrator.sampling.grammar_matcher import Matcher

@@ -199,8 +199,8 @@ class Steps {
   int propose(int i) {
     const Continuation& each = decoding_.continuations[i];
     if (!each.proposer) return 0;
-    chances_.resize(size_t(each.max_nodes) + 1);
-    const drafts::Tree tree{tokens_out_, parents_out_, names_out_, chances_.data()};
+    probabilities_.resize(size_t(each.max_nodes) + 1);
+    const drafts::Tree tree{tokens_out_, parents_out_, names_out_, probabilities_.data()};
     const int size = decoding_.next(each.proposer, committed_[i].data(), committed_[i].size(),
                                     decoding_.is_over[i] ? 0 : each.max_nodes, max_depth(i), &each.costs, &tree);
     return size < 0 ? size : add_tree(size);
@@ -235,7 +235,7 @@ class Steps {
   std::vector<int32_t> num_tokens_, ids_, parents_;
   Drafters drafters_;
   std::vector<int32_t> paths_ = std::vector<int32_t>(size_t(pass_.num_nodes));
-  std::vector<double> chances_;
+  std::vector<double> probabilities_;
   int32_t *tokens_out_ = decoding_.node_tokens, *parents_out_ = decoding_.node_parents,
           *names_out_ = decoding_.node_names, *path_out_ = decoding_.paths;
   uint32_t sizes_seen_ = 0;  // bit n is set once a pass has had a number of rows with n bits

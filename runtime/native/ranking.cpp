@@ -131,21 +131,21 @@ int Ranker::sample(const Ranking& ranking, int64_t position, int node, int k, Gu
   std::sort(keys_.begin(), keys_.end(), [this](const Key& a, const Key& b) {
     return a.value != b.value ? a.value > b.value : q_.tokens[a.place] < q_.tokens[b.place];
   });
-  is_drawn_.assign(size, false);
+  is_sampled_.assign(size, false);
   double total = 0.0, left = 1.0, missed = 1.0, bound = 1.0;
   for (const float weight : q_.weights) total += weight;
   int count = 0;
   for (int best = 0; count < std::min(k, size) && missed > 0.0 && left > 0.0; ++count) {
-    while (is_drawn_[best]) ++best;
-    const int drawn = keys_[count].place;
+    while (is_sampled_[best]) ++best;
+    const int sampled = keys_[count].place;
     const double doubt = count ? 1.0 - (1.0 - ranking.sharpness) * kLaterShare : ranking.sharpness;
-    const double probability = q_.weights[drawn] / total;
-    const auto chance_of = [&](double q) { return missed * (1.0 - doubt + doubt * std::min(q / left, 1.0)); };
-    bound = std::min(bound, chance_of(q_.weights[best] / total));
-    const double chance = std::min(bound, chance_of(probability));
-    found[count] = {q_.tokens[drawn], std::log(chance), std::log(bound)};
-    is_drawn_[drawn] = true;
-    missed -= chance;
+    const double probability = q_.weights[sampled] / total;
+    const auto confidence_of = [&](double q) { return missed * (1.0 - doubt + doubt * std::min(q / left, 1.0)); };
+    bound = std::min(bound, confidence_of(q_.weights[best] / total));
+    const double confidence = std::min(bound, confidence_of(probability));
+    found[count] = {q_.tokens[sampled], std::log(confidence), std::log(bound)};
+    is_sampled_[sampled] = true;
+    missed -= confidence;
     left -= probability;
   }
   return count;

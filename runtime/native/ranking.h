@@ -64,7 +64,7 @@ class Ranker {
   std::vector<Column> columns_;
   Weights q_;  // the likeliest first
   std::vector<Key> keys_;
-  std::vector<char> is_drawn_;  // by place in q
+  std::vector<char> is_sampled_;  // by place in q
 };
 
 }  // namespace native

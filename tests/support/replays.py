@@ -11,20 +11,20 @@ from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts
-from orchestrator.core.surfaces import surface_of
 from orchestrator.core.types import Acceptance
 from orchestrator.proposers.adaptive import Adaptive
 from orchestrator.proposers.draft_costs import DraftCosts
 from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.registry import select_method
 from orchestrator.sampling.accept import accept_coupled
+from tests.support.cost_models import cost_model_of
 from tests.support.decode import dependencies
 
 VOCAB = 1000
 FIXED = ("none", "prompt_lookup", "suffix")
 
 #: Duration of a pass by its number of rows, relative to a plain pass.
-SURFACES: dict[str, Callable[[float], float]] = {
+COSTS: dict[str, Callable[[float], float]] = {
     "flat": lambda rows: 1.0 + 0.002 * (rows - 1),
     "linear": lambda rows: 0.6 + 0.4 * rows,
     "stairs": lambda rows: 1.0 + 0.9 * ((rows - 1) // 8),
@@ -67,7 +67,7 @@ TEXTS = {"novel": novel, "trap": trap, "repetitive": repetitive}
 
 
 def run(
-    method: str, texts: Iterable[Sequence[int]], surface: Callable[[float], float], others: int = 0, config: str = ""
+    method: str, texts: Iterable[Sequence[int]], cost: Callable[[float], float], others: int = 0, config: str = ""
 ) -> float:
     """Generate texts one after another; return the tokens per plain pass. others: plain requests in each pass."""
     clock = Clock()
@@ -75,19 +75,17 @@ def run(
     tokens = 0
     for ids in texts:
         proposer = select_method(method, config, frozenset(), {}).proposer(shared)
-        tokens += len(ids) - generate(proposer, ids, clock, surface, others)
-    return tokens / clock.now_s * surface(1)
+        tokens += len(ids) - generate(proposer, ids, clock, cost, others)
+    return tokens / clock.now_s * cost(1)
 
 
-def generate(
-    proposer: Proposer, ids: Sequence[int], clock: Clock, surface: Callable[[float], float], others: int
-) -> int:
+def generate(proposer: Proposer, ids: Sequence[int], clock: Clock, cost: Callable[[float], float], others: int) -> int:
     """Run the steps of the loop with a target that generates `ids`; return how many of them were the prompt."""
     context = Context(ids[:40])
     while len(context) < len(ids):
         budget = Budget(48, len(ids) - len(context) - 1)
         proposal = proposer.propose(context, Sampling(), budget).cut(budget)
-        clock.now_s += surface(proposal.tree.num_nodes + 1 + others)
+        clock.now_s += cost(proposal.tree.num_nodes + 1 + others)
         target_tokens = [ids[len(context) + depth] for depth in proposal.tree.depths.tolist()]
         acceptance = Acceptance(*accept_coupled(proposal.tree, target_tokens), num_in_pass=1 + others)
         context.commit(acceptance.tokens(proposal.tree))
@@ -124,6 +122,6 @@ def costs_of(clock: Clock, *seconds: float) -> StepCosts:
     costs = StepCosts(clock)
     for _ in range(40):
         costs.observe_plain(1, seconds[0])
-    surface = surface_of(np.pad(np.array(seconds), (0, 129 - len(seconds)), "edge"))
-    costs.surface = lambda num_kv_tokens=0: surface  # type: ignore[method-assign]
+    model = cost_model_of(np.pad(np.array(seconds), (0, 129 - len(seconds)), "edge"))
+    costs.cost_model = lambda num_kv_tokens=0: model  # type: ignore[method-assign]
     return costs

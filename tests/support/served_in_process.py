@@ -57,7 +57,7 @@ class Inline(Generic[Request]):
 class EngineClient:
     """Implements `orchestrator.proposers.dependencies.DrafterClient` over a draft engine in this process."""
 
-    gave_up = False
+    has_given_up = False
     use = None
 
     def __init__(self, engine: Inline[DraftRequest], sequence_id: int) -> None:

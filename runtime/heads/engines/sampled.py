@@ -14,7 +14,7 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import Distribution, FloatArray, IdArray
 from orchestrator.sampling.sampled_drafts import sample_siblings
 
-#: If the errors of q's logits are small, the chance that a second token sampled from q is accepted by the residual
+#: If the errors of q's logits are small, the probability that a second token sampled from q is accepted by the residual
 #: max(p − q, 0): the mean of min(z⁺ / m, 1) for a standard normal z, where z⁺ = max(z, 0) and m is the mean of z⁺.
 LATER_SHARE = 0.42
 
@@ -39,30 +39,32 @@ def sampled_children(
     tokens = sample_siblings(q, position, sampling, prefix_len, count, parent)
     children = Children(np.full((1, count), -1, np.int32), *np.full((2, 1, count), -np.inf))
     children.ids[0, : len(tokens)] = tokens
-    chances = _chances(q.probs, np.searchsorted(q.ids, tokens).tolist(), sharpness)
-    children.scores[0, : len(tokens)], children.bounds[0, : len(tokens)] = log(chances)
+    confidences = _confidences(q.probs, np.searchsorted(q.ids, tokens).tolist(), sharpness)
+    children.scores[0, : len(tokens)], children.bounds[0, : len(tokens)] = log(confidences)
     return children
 
 
-def _chances(probs: FloatArray, drawn: list[int], sharpness: float) -> FloatArray:
-    """Return the estimated chance that each token is the accepted child, and its bound, (2, len(drawn)) float64.
+def _confidences(probs: FloatArray, sampled: list[int], sharpness: float) -> FloatArray:
+    """Return the estimated probability that each token is the accepted child, and its bound, (2, k) float64.
 
-    probs: (n,) float64, of q. drawn: the indices of the sampled tokens in q.
+    probs: (n,) float64, of q. sampled: the indices of the k sampled tokens in q.
     The first token y is assumed to be accepted with probability 1 − sharpness · (1 − q(y)): sharpness 1 gives EAGLE-2's
     confidence q(y), and 0 would mean that q is p. A later token is tried against the residual, which accepts it with a
-    chance of at least LATER_SHARE at sharpness 0; at sharpness 1, its chance to be reached and accepted is again q(y).
+    probability of at least LATER_SHARE at sharpness 0; at sharpness 1, the probability that it is reached and accepted
+    is again q(y).
     """
-    found = np.zeros((2, len(drawn)))
-    order, is_drawn = np.argsort(-probs, kind="stable").tolist(), set[int]()
-    left = missed = bound = 1.0  # mass of q that is not drawn; chance that no child was accepted so far; last bound
-    for number, token in enumerate(drawn):
-        best = float(probs[next(each for each in order if each not in is_drawn)])
+    found = np.zeros((2, len(sampled)))
+    order, is_sampled = np.argsort(-probs, kind="stable").tolist(), set[int]()
+    left = 1.0  # the mass of q that has not been sampled
+    missed = bound = 1.0  # the probability that no child has been accepted; the last bound
+    for number, token in enumerate(sampled):
+        best = float(probs[next(each for each in order if each not in is_sampled)])
         doubt = sharpness if number == 0 else 1.0 - (1.0 - sharpness) * LATER_SHARE
         bound = min(bound, missed * (1.0 - doubt + doubt * min(best / left, 1.0)))
-        chance = min(bound, missed * (1.0 - doubt + doubt * min(float(probs[token]) / left, 1.0)))
-        found[:, number] = chance, bound
-        is_drawn.add(token)
-        missed, left = missed - chance, left - float(probs[token])
+        confidence = min(bound, missed * (1.0 - doubt + doubt * min(float(probs[token]) / left, 1.0)))
+        found[:, number] = confidence, bound
+        is_sampled.add(token)
+        missed, left = missed - confidence, left - float(probs[token])
         if missed <= 0.0 or left <= 0.0:
             break
     return found

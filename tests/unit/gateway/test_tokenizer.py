@@ -64,7 +64,7 @@ def test_chats_are_those_of_transformers(tmp_path: Path, name: str) -> None:
     for adds in (True, False):
         text = wanted.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=adds)
         assert checkpoint.render_chat(CHAT, {"add_generation_prompt": adds}) == text
-    ids = checkpoint.encode(checkpoint.render_chat(CHAT, {}), special_tokens=False)
+    ids = checkpoint.encode(checkpoint.render_chat(CHAT, {}), add_special_tokens=False)
     assert ids == wanted.apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
 
 

@@ -179,9 +179,9 @@ def filtered(pieces: Sequence[str], strings: Sequence[str]) -> tuple[str, bool]:
     for piece in pieces:
         shown += stop_filter.push(piece)
         assert not any(s and s in shown for s in strings)
-        if stop_filter.stopped:
+        if stop_filter.has_stopped:
             return shown + stop_filter.flush(), True
-    return shown + stop_filter.flush(), stop_filter.stopped
+    return shown + stop_filter.flush(), stop_filter.has_stopped
 
 
 def splits(text: str) -> list[list[str]]:
@@ -241,9 +241,9 @@ def test_stop_filter_a_stop_that_is_complete_too_early_is_text_for_ever(
     for index, piece in enumerate(early + pieces):
         shown += stop_filter.push(piece, index >= len(early))
         assert expected[0].startswith(shown)  # nothing of a stop that counts
-        if stop_filter.stopped:
+        if stop_filter.has_stopped:
             break
-    assert (shown + stop_filter.flush(), stop_filter.stopped) == expected
+    assert (shown + stop_filter.flush(), stop_filter.has_stopped) == expected
 
 
 @settings(max_examples=400)
@@ -257,7 +257,7 @@ def test_stop_filter_holds_back_the_longest_beginning_of_a_stop_and_no_more(
     stop_filter, shown, text = StopFilter(strings), "", ""
     for piece in pieces:
         shown, text = shown + stop_filter.push(piece), text + piece
-        if stop_filter.stopped:
+        if stop_filter.has_stopped:
             return
         longest = max((n for s in strings for n in range(len(s)) if text.endswith(s[:n])), default=0)
         assert shown == text[: len(text) - longest]

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from orchestrator.core.context import Context
+from orchestrator.core.cost_model import CostModel
 from orchestrator.core.errors import RequestError
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.step_costs import PLAIN, StepCosts
-from orchestrator.core.surfaces import Surface, surface_of
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution
 from orchestrator.proposers import adaptive
@@ -26,13 +26,14 @@ from orchestrator.proposers.ranks import RankEstimates, paying, paying_in_turn
 from orchestrator.proposers.registry import ADAPTIVE_LEN, select_method
 from orchestrator.sampling.accept import accept_coupled, accept_rejection
 from orchestrator.sampling.reference import dense_q
+from tests.support.cost_models import cost_model_of
 from tests.support.decode import dependencies
 from tests.support.enumeration import Branch, law
-from tests.support.replays import FIXED, SURFACES, TEXTS, Clock, Guesses, adapted, costs_of, run
+from tests.support.replays import COSTS, FIXED, TEXTS, Clock, Guesses, adapted, costs_of, run
 
 
 def lengths(
-    alpha: float, surface: Callable[[float], float], draft_s: float = 0.02, others: int = 0, num_steps: int = 400
+    alpha: float, cost: Callable[[float], float], draft_s: float = 0.02, others: int = 0, num_steps: int = 400
 ) -> tuple[list[int], int]:
     """Return the lengths of the drafts that are sent in the second half of the steps, and how often it was asked."""
     clock = Clock()
@@ -42,7 +43,7 @@ def lengths(
     for _ in range(num_steps):
         tree = proposer.propose(context, Sampling(), Budget(32, 32)).tree
         sent.append(tree.num_nodes)
-        clock.now_s += surface((tree.num_nodes + 1) * (1 + others))
+        clock.now_s += cost((tree.num_nodes + 1) * (1 + others))
         target_tokens = [len(context) + int(depth) for depth in tree.depths]
         acceptance = Acceptance(*accept_coupled(tree, target_tokens), num_in_pass=1 + others)
         context.commit(acceptance.tokens(tree))
@@ -51,10 +52,8 @@ def lengths(
 
 
 def test_drafts_are_longer_where_more_is_accepted_and_shorter_where_rows_cost_more() -> None:
-    means = {
-        (alpha, name): float(np.mean(lengths(alpha, SURFACES[name])[0])) for alpha in (0.5, 0.9) for name in SURFACES
-    }
-    for name in SURFACES:
+    means = {(alpha, name): float(np.mean(lengths(alpha, COSTS[name])[0])) for alpha in (0.5, 0.9) for name in COSTS}
+    for name in COSTS:
         assert means[0.9, name] >= means[0.5, name]
     assert means[0.9, "flat"] > means[0.9, "linear"] + 3
 
@@ -93,7 +92,7 @@ def test_the_size_of_a_draft_does_not_depend_on_its_tokens() -> None:
         for _ in range(100):
             tree = proposer.propose(context, Sampling(), Budget(32, 32)).tree
             kept.append(tree.num_nodes)
-            clock.now_s += SURFACES["linear"](tree.num_nodes + 1)
+            clock.now_s += COSTS["linear"](tree.num_nodes + 1)
             context.commit([-1])
             proposer.observe(tree, Acceptance((), -1))
         sizes.append(kept)
@@ -101,40 +100,40 @@ def test_the_size_of_a_draft_does_not_depend_on_its_tokens() -> None:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("surface", SURFACES)
+@pytest.mark.parametrize("cost", COSTS)
 @pytest.mark.parametrize("method", FIXED[1:])
-def test_adaptive_drafts_lose_little_where_the_method_loses_much(method: str, surface: str, text: str) -> None:
+def test_adaptive_drafts_lose_little_where_the_method_loses_much(method: str, cost: str, text: str) -> None:
     texts = [TEXTS[text](800)]
-    adaptive = run(method, texts, SURFACES[surface], config='{"adaptive": true}')
-    assert adaptive >= 0.97 * run("none", texts, SURFACES[surface])
+    adaptive = run(method, texts, COSTS[cost], config='{"adaptive": true}')
+    assert adaptive >= 0.97 * run("none", texts, COSTS[cost])
 
 
 def test_whether_a_sampled_node_is_sent_does_not_depend_on_those_below_it() -> None:
     """Whether a node has children may follow from its token, and that token must not decide whether it is sent."""
     rng = np.random.default_rng(0)
     for _ in range(300):
-        chances = -np.sort(-rng.random(12))
+        probabilities = -np.sort(-rng.random(12))
         seconds = 1.0 + np.concatenate([[0.0], np.cumsum(rng.choice([0.0, 0.02, 0.6], 12))])
-        surface = Surface(seconds, np.diff(seconds, append=seconds[-1]), 0.0, 1.0 / seconds[0])
+        model = CostModel(seconds, np.diff(seconds, append=seconds[-1]), 0.0, 1.0 / seconds[0])
         tree = TokenTree.chain(range(12))
-        whole = paying_in_turn(tree, chances, surface, 0.1)
+        whole = paying_in_turn(tree, probabilities, model, 0.1)
         for fewer in range(12):
-            found = paying_in_turn(TokenTree.chain(range(fewer)), chances[:fewer], surface, 0.1)
+            found = paying_in_turn(TokenTree.chain(range(fewer)), probabilities[:fewer], model, 0.1)
             assert found.tolist() == whole[whole <= fewer].tolist()
-    stairs, tree = Surface(np.array([1.0, 1.8, 1.8, 1.8, 1.8]), np.zeros(5), 0.0, 1.0), TokenTree.chain(range(4))
+    stairs, tree = CostModel(np.array([1.0, 1.8, 1.8, 1.8, 1.8]), np.zeros(5), 0.0, 1.0), TokenTree.chain(range(4))
     assert len(paying(np.full(4, 0.6), stairs, 0.0)) == 4
     assert len(paying_in_turn(tree, np.full(4, 0.6), stairs, 0.0)) == 0
 
 
 def test_of_a_sampled_tree_a_node_goes_with_its_later_siblings_and_those_below_them() -> None:
     tree = TokenTree(np.arange(6, dtype=np.int32), np.array([0, 0, 0, 1, 2, 1], np.int32))
-    costs = surface_of(1.0 + 0.3 * np.arange(129))
+    costs = cost_model_of(1.0 + 0.3 * np.arange(129))
     assert paying_in_turn(tree, np.array([0.9, 0.1, 0.9, 0.8, 0.9, 0.2]), costs, 0.1).tolist() == [1, 4]
 
 
 def test_trees_of_more_nodes_than_have_costs_are_cut_to_them() -> None:
     parents = np.arange(200, dtype=np.int32)
-    nodes = paying(np.full(200, 0.9), surface_of(1.0 + 0.001 * np.arange(129)), 0.1)
+    nodes = paying(np.full(200, 0.9), cost_model_of(1.0 + 0.001 * np.arange(129)), 0.1)
     assert nodes.tolist() == list(range(1, 129)) and (parents[nodes - 1] < nodes).all()
 
 
@@ -222,7 +221,7 @@ def test_sampled_tokens_that_were_not_sent_are_not_judged_and_a_probe_is_sent_wh
             proposer.observe(tree, Acceptance((1,), 2) if tree.num_nodes and comes else Acceptance((), 2))
         if not comes:
             assert set(sent[-one_in:]) == {0, 2} and sent[-one_in:].count(2) == 1
-            assert ranks.chance(1, 0) < 0.35 and ranks.chance(1, 1) > 0.1
+            assert ranks.probability(1, 0) < 0.35 and ranks.probability(1, 1) > 0.1
     assert sent[-1] == 1
 
 
@@ -233,7 +232,7 @@ def test_no_draft_is_sent_in_a_pause_though_it_has_begun_and_nothing_is_learnt_f
     proposer, context, budget = adapted(guesses, costs, estimates), Context([0]), Budget(8, 8)
     proposer.observe(proposer.propose(context, Sampling(), budget).tree, Acceptance((), 5))
     ranks = RankEstimates(estimates, "guesses", 0, False)
-    before = ranks.chance(1, 0)
+    before = ranks.probability(1, 0)
     for _ in range(PLAIN):
         costs.observe(4, 1, 1, 1.0)
     proposer.begin(context, Sampling(), budget)
@@ -241,7 +240,7 @@ def test_no_draft_is_sent_in_a_pause_though_it_has_begun_and_nothing_is_learnt_f
     assert proposer.num_plain == MEASURED_STEPS
     for _ in range(MEASURED_STEPS):
         proposer.observe(TokenTree.bare(), Acceptance((), 5))
-    assert proposer.num_plain == 0 and ranks.chance(1, 0) == before
+    assert proposer.num_plain == 0 and ranks.probability(1, 0) == before
     assert proposer.propose(context, Sampling(), budget).tree.num_nodes
 
 
@@ -263,7 +262,7 @@ def test_requests_of_other_temperatures_and_rules_teach_each_other_nothing() -> 
 
 def test_no_more_levels_are_weighed_than_the_method_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     weighed: list[int] = []
-    monkeypatch.setattr(RankEstimates, "chance", lambda self, depth, rank: weighed.append(depth) or 0.5)
+    monkeypatch.setattr(RankEstimates, "probability", lambda self, depth, rank: weighed.append(depth) or 0.5)
     costs = costs_of(Clock(), 1.0)
     for method, config, num_levels in (
         ("suffix", {"draft_len": 5}, 5),
@@ -351,9 +350,9 @@ def test_the_wait_for_passes_of_others_is_not_the_cost_of_a_step() -> None:
         meter.end(Proposal.empty())
         clock.now_s += 3.0
         meter.observe(TokenTree.bare(), Acceptance((), 1, queue_us=2_000_000))
-    surface = costs.surface()
-    assert surface
-    assert surface.seconds[0] == pytest.approx(1.0)
+    model = costs.cost_model()
+    assert model
+    assert model.seconds[0] == pytest.approx(1.0)
 
 
 def test_a_pause_says_beforehand_how_many_steps_are_plain_and_they_may_run_together() -> None:
@@ -377,9 +376,9 @@ def test_a_pause_says_beforehand_how_many_steps_are_plain_and_they_may_run_toget
     for _ in range(num_plain):
         meter.observe(TokenTree.bare(), Acceptance((), 1))
     assert meter.num_plain == 0
-    surface = meter.begin(1)
-    assert surface
-    assert 1.0 < surface.rate <= 2.0
+    model = meter.begin(1)
+    assert model
+    assert 1.0 < model.rate_to_beat <= 2.0
 
 
 @pytest.mark.parametrize("config", ['{"adaptive": true}', '{"draft_len": "auto"}'])

@@ -78,11 +78,11 @@ def test_steps_of_a_burst_whose_request_became_alone_are_not_taken_for_single_on
         clock.now_s += 1.0
         sizes(proposer, 2, num_steps=1)
     proposer.propose(Context([0]), GREEDY, Budget(4, 4))
-    before, num_steps = costs.surface(), proposer.num_plain
+    before, num_steps = costs.cost_model(), proposer.num_plain
     clock.now_s += num_steps
     for _ in range(num_steps):
         proposer.observe(TokenTree.bare(), Acceptance((), 5, num_in_pass=1))
-    after = costs.surface()
+    after = costs.cost_model()
     assert before and after and after.seconds[0] <= 1.1 * before.seconds[0]
     assert sizes(proposer, 1, num_steps=1) == [4]
 
@@ -150,9 +150,9 @@ def in_bursts(together: bool) -> tuple[list[int], list[int], list[float]]:
         else:
             for step in steps:
                 proposer.observe(step.proposal.tree, step.acceptance)
-    surface = costs.surface()
-    assert surface
-    return found, pauses, [surface.rate, *surface.seconds]
+    model = costs.cost_model()
+    assert model
+    return found, pauses, [model.rate_to_beat, *model.seconds]
 
 
 def test_the_plain_steps_of_a_burst_teach_the_same_whether_they_are_observed_together_or_one_by_one() -> None:

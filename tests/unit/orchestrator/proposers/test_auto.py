@@ -11,7 +11,6 @@ from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts
-from orchestrator.core.surfaces import surface_of
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance
 from orchestrator.native.drafts import CompiledGrowth
@@ -19,33 +18,34 @@ from orchestrator.proposers.candidates import Candidate
 from orchestrator.proposers.estimates import AcceptanceEstimates, RequestOdds, corrected, range_of
 from orchestrator.proposers.growth import MARGIN, Growth
 from orchestrator.proposers.registry import select_method
+from tests.support.cost_models import cost_model_of
 from tests.support.decode import dependencies
-from tests.support.replays import FIXED, SURFACES, TEXTS, Clock, generate, repetitive, run, trap
+from tests.support.replays import COSTS, FIXED, TEXTS, Clock, generate, repetitive, run, trap
 
 
-@pytest.mark.parametrize("surface", SURFACES)
+@pytest.mark.parametrize("cost", COSTS)
 @pytest.mark.parametrize("text", ["novel", "trap"])
-def test_auto_is_never_slower_than_plain_where_nothing_can_be_drafted(surface: str, text: str) -> None:
+def test_auto_is_never_slower_than_plain_where_nothing_can_be_drafted(cost: str, text: str) -> None:
     texts = [TEXTS[text](1500)]
-    assert run("auto", texts, SURFACES[surface]) >= 0.98 * run("none", texts, SURFACES[surface])
+    assert run("auto", texts, COSTS[cost]) >= 0.98 * run("none", texts, COSTS[cost])
 
 
-@pytest.mark.parametrize("surface", SURFACES)
-def test_auto_is_as_fast_as_the_best_fixed_method_on_a_text_that_stays_the_same(surface: str) -> None:
+@pytest.mark.parametrize("cost", COSTS)
+def test_auto_is_as_fast_as_the_best_fixed_method_on_a_text_that_stays_the_same(cost: str) -> None:
     texts = [repetitive(1500)]
-    best = max(run(method, texts, SURFACES[surface]) for method in FIXED)
-    assert run("auto", texts, SURFACES[surface]) >= best
+    best = max(run(method, texts, COSTS[cost]) for method in FIXED)
+    assert run("auto", texts, COSTS[cost]) >= best
 
 
-@pytest.mark.parametrize("surface", SURFACES)
-def test_auto_beats_every_fixed_method_when_the_text_switches(surface: str) -> None:
+@pytest.mark.parametrize("cost", COSTS)
+def test_auto_beats_every_fixed_method_when_the_text_switches(cost: str) -> None:
     texts = [part for seed in range(3) for part in (trap(600), repetitive(900 + seed))]
-    best = max(run(method, texts, SURFACES[surface]) for method in FIXED)
-    assert run("auto", texts, SURFACES[surface]) > best
+    best = max(run(method, texts, COSTS[cost]) for method in FIXED)
+    assert run("auto", texts, COSTS[cost]) > best
 
 
 def test_auto_sends_fewer_nodes_where_rows_cost_more() -> None:
-    def mean_nodes(surface: str) -> float:
+    def mean_nodes(cost: str) -> float:
         clock = Clock()
         proposer = select_method("auto", "", frozenset(), {}).proposer(
             replace(dependencies(), step_costs=StepCosts(clock))
@@ -59,14 +59,14 @@ def test_auto_sends_fewer_nodes_where_rows_cost_more() -> None:
             return proposal
 
         proposer.propose = counted  # type: ignore[method-assign]
-        generate(proposer, repetitive(1500), clock, SURFACES[surface], 0)
+        generate(proposer, repetitive(1500), clock, COSTS[cost], 0)
         return float(np.mean(seen))
 
     assert mean_nodes("linear") < 0.7 * mean_nodes("flat")
 
 
 class Drawn:
-    """A source whose candidates behind every continuation, and their chances, are drawn from a seed."""
+    """A source whose candidates behind every continuation, and their probabilities, are drawn from a seed."""
 
     name = "drawn"
 
@@ -88,31 +88,31 @@ class Drawn:
 
 
 def continuations(source: Drawn, depth: int) -> list[tuple[tuple[int, ...], float]]:
-    """All continuations that the source names, of at most `depth` tokens, with their chances."""
+    """All continuations that the source names, of at most `depth` tokens, with their probabilities."""
     found, level = [], [((), 1.0)]
     for _ in range(depth):
         level = [
-            ((*path, candidate.token), chance * min(source.prior(candidate.evidence), 0.99))
-            for path, chance in level
+            ((*path, candidate.token), probability * min(source.prior(candidate.evidence), 0.99))
+            for path, probability in level
             for candidate in source.candidates(path)
         ]
         found += level
     return found
 
 
-@pytest.mark.parametrize("surface", SURFACES)
+@pytest.mark.parametrize("cost", COSTS)
 @pytest.mark.parametrize("seed", range(25))
-def test_no_tree_of_the_candidates_has_a_higher_rate(surface: str, seed: int) -> None:
-    others, seconds = 0.1 * seed, np.array([SURFACES[surface](rows) for rows in range(1, 130)])
-    costs = surface_of(seconds, others)
+def test_no_tree_of_the_candidates_has_a_higher_rate(cost: str, seed: int) -> None:
+    others, seconds = 0.1 * seed, np.array([COSTS[cost](rows) for rows in range(1, 130)])
+    costs = cost_model_of(seconds, others)
     source = Drawn(seed)
     tree = Growth([source], AcceptanceEstimates()).grow(Context([1]), Budget(128, 6), costs, 0.001).tree
 
-    chances = dict(continuations(source, 6))
-    best = sorted(chances.values(), reverse=True)
+    probabilities = dict(continuations(source, 6))
+    best = sorted(probabilities.values(), reverse=True)
     rates = [(1 + others + sum(best[:n])) / (seconds[n] + 0.001 * n) for n in range(1, len(best) + 1)]
     plain = (1 + MARGIN) * (1 + others) / seconds[0]
-    found = (1 + others + sum(chances[path] for path in tree.paths[1:])) / (
+    found = (1 + others + sum(probabilities[path] for path in tree.paths[1:])) / (
         seconds[tree.num_nodes] + 0.001 * tree.num_nodes
     )
     assert bool(tree.num_nodes) == (max(rates, default=0.0) > plain)
@@ -120,7 +120,7 @@ def test_no_tree_of_the_candidates_has_a_higher_rate(surface: str, seed: int) ->
 
 
 def test_growth_keeps_to_the_budget_and_grows_chains_where_a_rule_needs_them() -> None:
-    costs = surface_of(1.0 + 0.001 * np.arange(129))
+    costs = cost_model_of(1.0 + 0.001 * np.arange(129))
     for seed, (max_nodes, max_depth) in enumerate([(0, 5), (5, 0), (3, 9), (40, 2)] * 5):
         budget = Budget(max_nodes, max_depth)
         tree = Growth([Drawn(seed)], AcceptanceEstimates()).grow(Context([1]), budget, costs, 0.0).tree
@@ -148,7 +148,7 @@ def test_candidates_are_judged_by_the_text_whether_they_were_sent_or_not() -> No
     estimates = AcceptanceEstimates()
     growth = Growth([Named([Candidate(1, 900), Candidate(2, 10)])], estimates)
     for number in range(20):
-        tree = growth.grow(Context([1]), Budget(8, 8), surface_of(1.0 + 0.5 * np.arange(129)), 0.0).tree
+        tree = growth.grow(Context([1]), Budget(8, 8), cost_model_of(1.0 + 0.5 * np.arange(129)), 0.0).tree
         assert number or 2 not in tree.tokens
         growth.learn([2])
     assert estimates.probability(("drawn", 900, 0, 0), 0.9) < 0.2
@@ -156,7 +156,7 @@ def test_candidates_are_judged_by_the_text_whether_they_were_sent_or_not() -> No
 
 
 def test_the_text_of_plain_steps_is_compared_with_what_would_have_been_named() -> None:
-    estimates, costs = AcceptanceEstimates(), surface_of(1.0 + 0.5 * np.arange(129))
+    estimates, costs = AcceptanceEstimates(), cost_model_of(1.0 + 0.5 * np.arange(129))
     growth, context = Growth([Named([Candidate(1, 900)])], estimates), Context([1])
     growth.grow(context, Budget(8, 8), costs, 0.0)
     growth.learn([2])
@@ -191,7 +191,7 @@ def test_a_requests_odds_correct_what_the_deployment_expects() -> None:
 def test_greedy_and_sampled_requests_teach_each_other_nothing() -> None:
     ranges = [range_of(Sampling(temperature)) for temperature in (0.0, 0.2, 0.5, 0.8, 1.0, 1.5, 9.0)]
     assert ranges == [0, 1, 2, 3, 3, 4, 4]
-    estimates, costs = AcceptanceEstimates(), surface_of(1.0 + 0.5 * np.arange(129))
+    estimates, costs = AcceptanceEstimates(), cost_model_of(1.0 + 0.5 * np.arange(129))
     for _ in range(50):
         growth = Growth([Named([Candidate(1, 900)])], estimates)
         growth.grow(Context([1]), Budget(8, 1), costs, 0.0, 3)

@@ -12,7 +12,6 @@ import pytest
 from build.corpus_index import shards_of, sorted_ends
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget
-from orchestrator.core.surfaces import surface_of
 from orchestrator.proposers.candidates import likeliest_followers
 from orchestrator.proposers.compiled_growth import NativeGrowth, growth_of, sources_of
 from orchestrator.proposers.corpus import Corpus, Shard
@@ -21,6 +20,7 @@ from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.growth import Growth
 from orchestrator.proposers.memory import Memory, new_memory
 from orchestrator.proposers.tables import Level, Tables, VocabularyFingerprint, packed
+from tests.support.cost_models import cost_model_of
 from tests.support.decode import dependencies
 
 VOCAB = 12
@@ -78,7 +78,7 @@ def test_compiled_trees_are_those_of_the_reference(number: int, is_chain: bool) 
     compiled_memory, memory = new_memory(500), Memory(500)
     remembers = number % 5 > 1
     rng = np.random.default_rng(100 + number)
-    costs = surface_of(1.0 + np.cumsum(rng.random(129)) * 0.05, others_tokens=float(number % 3))
+    costs = cost_model_of(1.0 + np.cumsum(rng.random(129)) * 0.05, others_tokens=float(number % 3))
     num_nodes, sources = 0, set[str]()
     for temperature_range in (0, 3, 0):  # requests of one deployment
         ids = [*given.prediction[:30], *text_of(rng, 200)]
@@ -97,7 +97,7 @@ def test_compiled_trees_are_those_of_the_reference(number: int, is_chain: bool) 
             assert found.tree.tokens.tolist() == expected.tree.tokens.tolist()
             assert found.tree.parents.tolist() == expected.tree.parents.tolist()
             assert found.sources == expected.sources
-            assert compiled.chances.tolist() == pytest.approx(reference.chances.tolist())
+            assert compiled.probabilities.tolist() == pytest.approx(reference.probabilities.tolist())
             num_nodes += found.tree.num_nodes
             sources.update(*(names.split("+") for names in found.sources))
             response = [*context.ids[-20:], *text_of(rng, 25)] if rng.random() < 0.2 else []
@@ -120,7 +120,7 @@ def test_a_long_prompt_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
     given, rng = [*cases()][3], np.random.default_rng(7)
     given = replace(given, prediction=())
     assert given.estimates.compiled
-    costs, ids, num_nodes = surface_of(1.0 + np.arange(129) * 0.01), text_of(rng, 200), 0
+    costs, ids, num_nodes = cost_model_of(1.0 + np.arange(129) * 0.01), text_of(rng, 200), 0
     compiled = NativeGrowth(given.estimates.compiled, given, is_chain=False)
     reference = Growth([*sources_of(given)], given.estimates)
     lengths = spied(monkeypatch, compiled)
@@ -129,7 +129,7 @@ def test_a_long_prompt_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
         context = Context(ids[:length])
         found, expected = (each.grow(context, Budget(40, 12), costs, 0.0) for each in (compiled, reference))
         assert found.tree.tokens.tolist() == expected.tree.tokens.tolist()
-        assert compiled.chances.tolist() == pytest.approx(reference.chances.tolist())
+        assert compiled.probabilities.tolist() == pytest.approx(reference.probabilities.tolist())
         num_nodes += found.tree.num_nodes
     assert num_nodes > 10 and max(lengths) == most and sum(lengths) == 109
 

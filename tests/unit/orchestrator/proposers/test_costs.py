@@ -1,12 +1,12 @@
-"""What steps cost: the surface, and the meter and the ledger of a request that is measured against plain decoding."""
+"""What steps cost: the cost model of a request, and the meter and the ledger of one that is measured against plain decoding."""
 
 from __future__ import annotations
 
 import pytest
 
+from orchestrator.core.cost_model import Curve, PassCosts
 from orchestrator.core.proposal import Proposal, Step
 from orchestrator.core.step_costs import MAX_ENTERED, PLAIN, StepCosts
-from orchestrator.core.surfaces import Curve, PassCosts
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, PassLoad
 from orchestrator.proposers.ledger import GRACE_STEPS, LONGEST_REST, LOSS, Ledger, Meter
@@ -113,16 +113,16 @@ def test_a_text_without_a_draft_is_as_fast_as_plain_decoding(single_s: float, lo
 
 def test_costs_are_interpolated_between_what_was_measured_and_never_fall() -> None:
     costs = StepCosts(Clock())
-    assert costs.surface() is None
+    assert costs.cost_model() is None
     for _ in range(400):
         costs.observe_plain(1, 1.0)
         costs.observe(5, 1, 1, 3.0)
         costs.observe(9, 1, 1, 2.0)
-    surface = costs.surface()
-    assert surface
-    assert surface.seconds[:5].tolist() == pytest.approx([1.0, 1.375, 1.75, 2.125, 2.5], abs=0.1)
-    assert surface.seconds[8] == surface.seconds[4]
-    assert surface.others_tokens == pytest.approx(0.0)
+    model = costs.cost_model()
+    assert model
+    assert model.seconds[:5].tolist() == pytest.approx([1.0, 1.375, 1.75, 2.125, 2.5], abs=0.1)
+    assert model.seconds[8] == model.seconds[4]
+    assert model.others_tokens == pytest.approx(0.0)
 
 
 def test_a_step_that_was_held_up_hardly_changes_its_cost() -> None:
@@ -132,9 +132,9 @@ def test_a_step_that_was_held_up_hardly_changes_its_cost() -> None:
     costs.observe(1, 1, 1, 500.0)
     for _ in range(16):
         costs.observe_plain(1, 1.0)
-    surface = costs.surface()
-    assert surface
-    assert surface.seconds[0] < 1.12
+    model = costs.cost_model()
+    assert model
+    assert model.seconds[0] < 1.12
 
 
 def test_a_size_that_was_slow_once_becomes_cheaper_until_it_is_tried_again() -> None:
@@ -147,9 +147,9 @@ def test_a_size_that_was_slow_once_becomes_cheaper_until_it_is_tried_again() -> 
         for _ in range(50):
             costs.observe_plain(1, 1.0)
             costs.observe(16, 1, 1, 2.0)
-        surface = costs.surface()
-        assert surface
-        seen.append(float(surface.seconds[7]))
+        model = costs.cost_model()
+        assert model
+        seen.append(float(model.seconds[7]))
     assert seen == sorted(seen, reverse=True)
     assert seen[-1] < 2.1
 
@@ -161,10 +161,10 @@ def measured(row_s: float) -> StepCosts:
 
 def test_what_was_measured_at_load_is_known_before_any_step() -> None:
     costs = measured(0.2)
-    surface = costs.surface()
-    assert surface and not costs.wants_plain
-    assert surface.seconds[:3].tolist() == pytest.approx([1.0, 1.2, 1.4])
-    assert surface.rate == pytest.approx(1.0)
+    model = costs.cost_model()
+    assert model and not costs.wants_plain
+    assert model.seconds[:3].tolist() == pytest.approx([1.0, 1.2, 1.4])
+    assert model.rate_to_beat == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("costs", (measured(0.2), StepCosts(Clock())), ids=("measured", "learnt"))
@@ -176,10 +176,10 @@ def test_a_machine_that_becomes_slower_leaves_the_sizes_that_are_not_tried_their
     for _ in range(60):
         for num_rows in (1, 6):
             costs.observe_compiled(num_rows, 1, 1, 2 * (0.8 + 0.2 * num_rows), None)
-    surface = costs.surface()
-    assert surface
-    assert surface.seconds[15] / surface.seconds[0] > 3.0  # 4 by now, and 2 by the times alone
-    assert surface.seconds[5] == pytest.approx(4.0, rel=0.1)
+    model = costs.cost_model()
+    assert model
+    assert model.seconds[15] / model.seconds[0] > 3.0  # 4 by now, and 2 by the times alone
+    assert model.seconds[5] == pytest.approx(4.0, rel=0.1)
 
 
 def test_what_steps_show_corrects_what_was_measured_at_load() -> None:
@@ -187,9 +187,9 @@ def test_what_steps_show_corrects_what_was_measured_at_load() -> None:
     for _ in range(400):
         costs.observe_compiled(1, 1, 1, 1.0, None)
         costs.observe_compiled(4, 1, 1, 3.0, None)
-    surface = costs.surface()
-    assert surface
-    assert 1.9 < surface.seconds[3] / surface.seconds[0] < 3.0
+    model = costs.cost_model()
+    assert model
+    assert 1.9 < model.seconds[3] / model.seconds[0] < 3.0
 
 
 def with_contexts() -> StepCosts:
@@ -206,12 +206,12 @@ def load_of(context_lens: list[int], num_rows: int) -> tuple[PassLoad, float]:
 
 def test_a_long_context_makes_every_pass_dearer_and_every_row() -> None:
     costs = with_contexts()
-    short, long = costs.surface(), costs.surface(640)
+    short, long = costs.cost_model(), costs.cost_model(640)
     assert short and long
     assert short.seconds[[0, 9]].tolist() == pytest.approx([1.1, 2.0])
     assert long.seconds[[0, 9]].tolist() == pytest.approx([1.1 + 640 * 0.011, 2.0 + 640 * 0.02])
     assert (short.row_s[0], long.row_s[0]) == pytest.approx((0.1, 0.1 + 0.64))
-    assert 1.0 / long.rate == pytest.approx(long.seconds[0])
+    assert 1.0 / long.rate_to_beat == pytest.approx(long.seconds[0])
 
 
 def test_passes_behind_long_contexts_teach_nothing_of_the_rows() -> None:
@@ -220,9 +220,9 @@ def test_passes_behind_long_contexts_teach_nothing_of_the_rows() -> None:
     for number in range(200):
         load, seconds = load_of([640], 1 + 3 * (number % 2))
         costs.observe_compiled(load.num_rows, 1, 1, seconds, load)
-    surface = costs.surface()
-    assert surface
-    assert surface.seconds[[0, 3, 9]].tolist() == pytest.approx([1.1, 1.4, 2.0], rel=0.01)
+    model = costs.cost_model()
+    assert model
+    assert model.seconds[[0, 3, 9]].tolist() == pytest.approx([1.1, 1.4, 2.0], rel=0.01)
 
 
 def test_the_contexts_of_the_others_are_part_of_the_pass() -> None:
@@ -230,10 +230,10 @@ def test_the_contexts_of_the_others_are_part_of_the_pass() -> None:
     for _ in range(200):
         load, seconds = load_of([640] * 4, 1)
         costs.observe_compiled(1, 4, 1, seconds, load)
-    surface = costs.surface(640)
-    assert surface
-    assert surface.seconds[0] == pytest.approx(load_of([640] * 4, 1)[1], rel=0.01)
-    assert surface.row_s[0] == pytest.approx(0.1 + 0.64, rel=0.01)
+    model = costs.cost_model(640)
+    assert model
+    assert model.seconds[0] == pytest.approx(load_of([640] * 4, 1)[1], rel=0.01)
+    assert model.row_s[0] == pytest.approx(0.1 + 0.64, rel=0.01)
 
 
 @pytest.mark.parametrize("num_short", (1, 3))
@@ -242,8 +242,8 @@ def test_requests_with_short_and_long_contexts_agree_on_what_their_pass_costs(nu
     for _ in range(200):
         load, seconds = load_of(context_lens, 1)
         costs.observe_compiled(1, len(context_lens), 1, seconds, load)
-    surfaces = costs.surface(1920), costs.surface(128)
-    assert [surface and float(surface.seconds[0]) for surface in surfaces] == pytest.approx([seconds] * 2, rel=0.01)
+    models = costs.cost_model(1920), costs.cost_model(128)
+    assert [model and float(model.seconds[0]) for model in models] == pytest.approx([seconds] * 2, rel=0.01)
 
 
 def test_a_request_alone_does_not_pay_for_the_long_context_before_it() -> None:
@@ -251,8 +251,8 @@ def test_a_request_alone_does_not_pay_for_the_long_context_before_it() -> None:
     for _ in range(50):
         load, seconds = load_of([1920], 1)
         costs.observe_compiled(1, 1, 1, seconds, load)
-    surface = costs.surface(128)
-    assert surface and surface.seconds[0] == pytest.approx(load_of([128], 1)[1], rel=0.01)
+    model = costs.cost_model(128)
+    assert model and model.seconds[0] == pytest.approx(load_of([128], 1)[1], rel=0.01)
 
 
 def test_passes_of_which_another_request_drafts_are_no_plain_ones() -> None:
@@ -266,10 +266,10 @@ def test_passes_of_which_another_request_drafts_are_no_plain_ones() -> None:
 def test_plain_steps_are_measured_first_and_then_now_and_again() -> None:
     costs = StepCosts(Clock())
     costs.observe(4, 1, 1, 1.0)
-    assert costs.surface() is None
+    assert costs.cost_model() is None
     assert costs.wants_plain
     costs.observe_plain(1, 1.0)
-    assert costs.surface()
+    assert costs.cost_model()
     assert not costs.wants_plain
     for _ in range(PLAIN):
         costs.observe(4, 1, 1, 1.0)
@@ -281,10 +281,10 @@ def test_drafts_are_measured_against_plain_steps_that_run_together() -> None:
     for _ in range(40):
         costs.observe_plain(1, 1.0)
         costs.observe(1, 1, 1, 1.4)
-    surface = costs.surface()
-    assert surface
-    assert surface.rate == pytest.approx(1.0, rel=0.01)
-    assert surface.seconds[0] > 1.1
+    model = costs.cost_model()
+    assert model
+    assert model.rate_to_beat == pytest.approx(1.0, rel=0.01)
+    assert model.seconds[0] > 1.1
 
 
 def test_requests_that_draft_under_load_are_measured_against_a_batch_of_plain_ones() -> None:
@@ -294,10 +294,10 @@ def test_requests_that_draft_under_load_are_measured_against_a_batch_of_plain_on
     for _ in range(200):
         costs.observe(4, 16, 2, 8.0)
     costs.observe_plain(16, 2.0)
-    surface = costs.surface()
-    assert surface
-    assert surface.rate > 6.0
-    assert (1 + surface.others_tokens) / surface.seconds[0] < 6.0
+    model = costs.cost_model()
+    assert model
+    assert model.rate_to_beat > 6.0
+    assert (1 + model.others_tokens) / model.seconds[0] < 6.0
 
 
 def test_requests_with_a_pass_of_their_own_are_among_the_others_and_say_nothing_of_their_rows() -> None:
@@ -307,8 +307,8 @@ def test_requests_with_a_pass_of_their_own_are_among_the_others_and_say_nothing_
     for _ in range(40):
         costs.observe_plain(16, 1.0, most)
         costs.observe(9, 16, 3, 1.0, few)
-    surface = costs.surface()
-    assert surface and surface.others_tokens == pytest.approx(15.0)
+    model = costs.cost_model()
+    assert model and model.others_tokens == pytest.approx(15.0)
 
 
 def test_where_it_is_not_known_what_a_pass_apart_computed_nothing_is_learnt_from_its_time() -> None:
@@ -321,8 +321,8 @@ def test_where_it_is_not_known_what_a_pass_apart_computed_nothing_is_learnt_from
         meter.end(Proposal.empty())
         clock.now_s += 9.0
         meter.observe(TokenTree.bare(), Acceptance((), 1, num_in_pass=16, num_beside=num_beside))
-    surface = costs.surface()
-    assert surface and (surface.seconds[0], surface.others_tokens) == (pytest.approx(1.0), 0.0)
+    model = costs.cost_model()
+    assert model and (model.seconds[0], model.others_tokens) == (pytest.approx(1.0), 0.0)
 
 
 def test_a_rest_of_which_a_step_had_a_pass_apart_from_most_others_is_not_measured() -> None:
@@ -338,8 +338,8 @@ def test_a_rest_of_which_a_step_had_a_pass_apart_from_most_others_is_not_measure
         clock.now_s += 50.0
         for number in range(4):
             meter.observe(TokenTree.bare(), Acceptance((), 1, num_in_pass=4, num_beside=3 * (number == 1)))
-    surface = costs.surface()
-    assert surface and surface.seconds[0] == pytest.approx(1.0)
+    model = costs.cost_model()
+    assert model and model.seconds[0] == pytest.approx(1.0)
 
 
 def native_step(num_in_pass: int, pass_us: int) -> Step:
@@ -358,9 +358,9 @@ def test_a_pass_of_native_code_is_entered_once_for_all_its_requests(num_steps: i
         for _ in range(16):
             Meter(costs).observe_compiled(steps)
     assert costs._num_passes == 100 * (num_steps + 1)
-    surface = costs.surface()
-    assert surface and surface.seconds[0] == pytest.approx(2.0 + 2.0 / (num_steps + 1), rel=0.1)
-    assert surface.others_tokens == pytest.approx(15.0)
+    model = costs.cost_model()
+    assert model and model.seconds[0] == pytest.approx(2.0 + 2.0 / (num_steps + 1), rel=0.1)
+    assert model.others_tokens == pytest.approx(15.0)
 
 
 def test_passes_are_remembered_while_requests_may_tell_of_them() -> None:
@@ -385,5 +385,5 @@ def test_where_native_code_drafts_plain_steps_are_measured_by_their_passes_too()
         clock.now_s += 50.0
         for _ in range(4):
             meter.observe(TokenTree.bare(), Acceptance((), 1, forward_us=1_500_000))
-    surface = costs.surface()
-    assert surface and surface.seconds[0] == pytest.approx(1.5, rel=0.1)
+    model = costs.cost_model()
+    assert model and model.seconds[0] == pytest.approx(1.5, rel=0.1)

@@ -30,7 +30,7 @@ BUDGET = Budget(20, 5)
 class Line:
     """Answers with a tree, and says how far its cache reaches."""
 
-    gave_up = False
+    has_given_up = False
     use = None
 
     def __init__(self, *answers: DraftResponse) -> None:
@@ -90,7 +90,7 @@ def test_once_a_head_has_refused_the_request_no_state_is_asked_for() -> None:
     context = Context(list(range(20)))
     proposer.propose(context, Sampling(), BUDGET)
     assert proposer.options.features_from == 19
-    line.gave_up = True
+    line.has_given_up = True
     assert proposer.options == StepOptions()
 
 

@@ -191,7 +191,7 @@ def test_shared_matrices_are_bounded_and_the_one_used_longest_ago_goes() -> None
     assert matrices.of("1") is first
     matrices.of("3")
     assert matrices.of("1") is first and matrices.of("2") is not second
-    assert SharedMatrices(100 * vocab_size)._most == 1
+    assert SharedMatrices(100 * vocab_size)._max_matrices == 1
 
 
 def test_ranks_beyond_the_kept_followers_are_refused() -> None:

@@ -218,7 +218,7 @@ def test_plan_proposer_is_the_method_s_and_keeps_its_parameters() -> None:
 class ScriptedLine:
     """A line to a drafter that always has an idea."""
 
-    gave_up = False
+    has_given_up = False
     use = None
 
     def __init__(self) -> None:

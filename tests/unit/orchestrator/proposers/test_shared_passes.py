@@ -28,7 +28,10 @@ BUDGET = Budget(24, 16)
 
 @dataclass
 class Crowd:
-    """Requests whose steps run together. alpha: chance of a drafted token. level_s: time to draft one."""
+    """Requests whose steps run together.
+
+    alpha: probability that a drafted token is accepted. level_s: time to draft one.
+    """
 
     alpha: float
     level_s: float

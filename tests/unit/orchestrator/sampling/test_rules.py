@@ -251,8 +251,8 @@ def test_a_planted_bug_in_rejection_leaves_the_law(
 
 @pytest.mark.parametrize("factor", [0.5, 0.9])
 def test_a_planted_bug_in_block_leaves_the_law(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
-    sound = accept._block_chance
-    monkeypatch.setattr(accept, "_block_chance", lambda joint, p, q: factor * sound(joint, p, q))
+    sound = accept._block_probability
+    monkeypatch.setattr(accept, "_block_probability", lambda joint, p, q: factor * sound(joint, p, q))
     drafter, p, q = Drafter((1, 1), True), table(3, 3), table(3, 4)
     assert distance(emitted_law(block(drafter), drafter, p, q, 3), target_law(p, 3, 3)) > 1e-3
 

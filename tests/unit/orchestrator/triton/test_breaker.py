@@ -194,13 +194,13 @@ def test_backoff_doubles_its_pauses_up_to_the_longest_and_a_success_ends_them(mo
     backoff = Backoff(1.0, 5.0)
     assert not backoff.is_on
     for pause_s in (1.0, 2.0, 4.0, 5.0, 5.0):
-        backoff.note(succeeded=False)
+        backoff.note(has_succeeded=False)
         now[0] += pause_s - 0.01
         assert backoff.is_on
         now[0] += 0.02
         assert not backoff.is_on
-    backoff.note(succeeded=True)
+    backoff.note(has_succeeded=True)
     assert not backoff.is_on
-    backoff.note(succeeded=False)
+    backoff.note(has_succeeded=False)
     now[0] += 1.01
     assert not backoff.is_on

@@ -62,10 +62,10 @@ def propose(line: Any, context: Context) -> Any:
 
 def test_a_drafter_that_cannot_serve_a_request_is_not_asked_again_by_it(line: Any) -> None:
     asked, drafter, breaker = line(RequestError("needs 9 blocks, the pool has 4"))
-    assert not asked.gave_up
+    assert not asked.has_given_up
     for _ in range(3):
         assert propose(asked, Context([1, 2, 3])) is NO_ANSWER
-    assert asked.gave_up and len(drafter.sent) == 1
+    assert asked.has_given_up and len(drafter.sent) == 1
     assert (breaker.counts.num_failed, breaker.is_open) == (0, False), "others are served"
 
 
@@ -77,7 +77,7 @@ def test_a_drafter_without_room_is_asked_again_behind_a_pause(
     assert propose(asked, Context([1, 2, 3])) is NO_ANSWER
     assert propose(asked, Context([1, 2, 3])) is NO_ANSWER
     assert len(drafter.sent) == 1
-    assert (breaker.counts.num_failed, breaker.is_open, asked.gave_up) == (0, False, False)
+    assert (breaker.counts.num_failed, breaker.is_open, asked.has_given_up) == (0, False, False)
     until(lambda: not asked._pause.is_on, "the end of the pause")
     assert propose(asked, Context([1, 2, 3])).tree.tokens.tolist() == [7]
 

@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from orchestrator.core.cost_model import CostModel
 from orchestrator.core.proposal import CompiledDrafts, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts
-from orchestrator.core.surfaces import Surface, surface_of
 from orchestrator.core.tree import MAX_NODES
 from orchestrator.core.types import StepOptions
 from orchestrator.generation.text import FinishReason, StopRule
 from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.registry import select_method
 from tests.support import decode as support
+from tests.support.cost_models import cost_model_of
 from tests.support.tiny_models import VOCAB_SIZE
 from tests.unit.runtime.engine.test_runs import LIMITS, MAX_TOKENS, Served, both, run_of
 
@@ -38,9 +39,9 @@ SAMPLINGS = (Sampling(), Sampling(0.3, seed=5), Sampling(0.8, top_p=0.9, top_k=2
 class FreeRows(StepCosts):
     """Costs by which every draft pays."""
 
-    def surface(self, num_kv_tokens: int = 0) -> Surface:
+    def cost_model(self, num_kv_tokens: int = 0) -> CostModel:
         """Return a pass that costs the same whatever its rows."""
-        return surface_of(np.ones(MAX_NODES + 1))
+        return cost_model_of(np.ones(MAX_NODES + 1))
 
     @property
     def wants_plain(self) -> bool:

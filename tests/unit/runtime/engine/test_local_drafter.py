@@ -156,7 +156,7 @@ def test_a_client_goes_on_without_a_draft_and_pauses(error: Exception) -> None:
     assert propose(client, context) is NO_ANSWER
     assert propose(client, context) is NO_ANSWER
     assert engine.passes == [1], "it pauses"
-    assert not client.gave_up
+    assert not client.has_given_up
 
 
 def test_a_client_that_the_drafter_cannot_serve_gives_up() -> None:
@@ -164,7 +164,7 @@ def test_a_client_that_the_drafter_cannot_serve_gives_up() -> None:
     client, context = client_of(LocalDrafter(engine)), Context([1, 2, 3])
     engine.script = lambda calls: calls[0].reply(RequestError("too long")) or []
     assert propose(client, context) is NO_ANSWER
-    assert client.gave_up
+    assert client.has_given_up
 
 
 def test_a_client_sends_what_is_new_and_all_of_it_to_a_drafter_that_lost_the_sequence() -> None:

@@ -191,7 +191,7 @@ int random_tree(void* proposer, const int32_t*, size_t, int max_nodes, int max_d
     while (depths[parent] == max_depth) parent = tree->parents[parent - 1];
     depths.push_back(depths[parent] + 1);
     tree->tokens[node] = below(*static_cast<int*>(proposer)), tree->parents[node] = parent;
-    tree->names[node] = 1, tree->chances[node] = 0.5;
+    tree->names[node] = 1, tree->probabilities[node] = 0.5;
   }
   return num_nodes;
 }

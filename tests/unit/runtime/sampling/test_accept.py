@@ -222,8 +222,8 @@ def test_the_last_token_that_chosen_siblings_leave_is_certain_to_the_last_digit(
         inputs = [
             AcceptInput(TokenTree.from_paths([[token] for token in rng.permutation(6).tolist()]), (), 0, Sampling(1.0))
         ]
-        chances = accept._deterministic(left, accept._Nodes.of(inputs), inputs)
-        assert chances[-1] == 1.0 and ((chances > 0.0) & (chances <= 1.0)).all()
+        probabilities = accept._deterministic(left, accept._Nodes.of(inputs), inputs)
+        assert probabilities[-1] == 1.0 and ((probabilities > 0.0) & (probabilities <= 1.0)).all()
         assert (left[0] == 0.0).all()
     tree = TokenTree.from_paths([[0], [1]])
     assert all(walk.path for walk in asked(logs([0.3, 0.7, 0, 0], *[[0.25] * 4] * 2), tree, Rule.REJECTION))

@@ -1,11 +1,11 @@
-"""Curves through measured costs, and the surface of a request."""
+"""Curves through measured costs, and the least slopes of costs."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from orchestrator.core.surfaces import UNKNOWN_ROW, Curve, corrected, least_slopes, line_through, rising
+from orchestrator.core.cost_model import UNKNOWN_ROW, Curve, corrected, least_slopes, line_through, rising
 
 
 def test_least_slopes_are_those_of_all_later_values() -> None:

@@ -1,4 +1,4 @@
-"""Costs of a pass by its rows and KV tokens: curves through measurements, and the surfaces that drafts are sized by."""
+"""Costs of a pass by its rows and KV tokens: curves through measurements, and the cost models that size drafts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.core.types import FloatArray
 UNKNOWN_ROW = 0.02
 #: An additional row is never taken to cost less than this fraction of a plain step.
 MIN_ROW = 0.001
-#: Contexts whose lengths fall into the same range of this many tokens share a surface.
+#: Contexts whose lengths fall into the same range of this many tokens share a cost model.
 CONTEXT_STEP = 64
 #: A plain step that runs together with others takes at least this fraction of the time of one that runs alone.
 MIN_SHARE_OF_SINGLE = 0.5
@@ -77,21 +77,26 @@ class PassCosts(NamedTuple):
 UNKNOWN = PassCosts(Curve(np.array([1.0]), np.array([1.0]), UNKNOWN_ROW))
 
 
-class Surface(NamedTuple):
+class CostModel(NamedTuple):
     """What one request's rows cost in the next pass, beside those of the other requests.
 
     seconds: (N,) float64, non-decreasing; index n: time of the pass if the request has n + 1 rows.
     row_s: (N,) float64; index n: the lowest mean cost of the rows beyond n + 1, over all larger numbers of rows.
     others_tokens: the tokens that the other requests are expected to get from the pass.
-    rate: the rate that a draft has to beat, in tokens of the batch per second: without a draft of this request, or
-    without any draft if that is more. If it were the former alone, requests that all draft under load would each find
-    their own draft worthwhile.
+    rate_to_beat: tokens of the batch per second that a draft has to beat: those without a draft of this request, or
+    those without any draft if they are more. If they were the former alone, requests that all draft under load would
+    each find their own draft worthwhile.
     """
 
     seconds: FloatArray
     row_s: FloatArray
     others_tokens: float
-    rate: float
+    rate_to_beat: float
+
+    @property
+    def plain_s(self) -> float:
+        """Time of a plain step that is one of several run together."""
+        return (1.0 + self.others_tokens) / self.rate_to_beat
 
 
 class Batch(NamedTuple):
@@ -107,22 +112,22 @@ class Batch(NamedTuple):
     num_kv_tokens: float
 
 
-class Surfaces:
-    """The surfaces of one moment, by the length of a request's context.
+class CostModels:
+    """The cost models of one moment, by the length of a request's context.
 
     single_s: extra seconds of a plain step run alone, compared with one of several run together.
     """
 
     def __init__(self, costs: PassCosts, batch: Batch, single_s: float) -> None:
         self._costs, self._batch, self._single_s = costs, batch, single_s
-        self._known: dict[int, Surface] = {}
+        self._known: dict[int, CostModel] = {}
 
-    def at(self, num_kv_tokens: int) -> Surface:
-        """Return the surface of a request whose context has this many tokens."""
+    def at(self, num_kv_tokens: int) -> CostModel:
+        """Return the cost model of a request whose context has this many tokens."""
         number = num_kv_tokens // CONTEXT_STEP if self._costs.token_s or self._costs.row_token_s else 0
-        if (surface := self._known.get(number)) is None:
-            surface = self._known[number] = self._computed(number * CONTEXT_STEP)
-        return surface
+        if (costs := self._known.get(number)) is None:
+            costs = self._known[number] = self._computed(number * CONTEXT_STEP)
+        return costs
 
     @cached_property
     def _rows_s(self) -> FloatArray:
@@ -134,7 +139,7 @@ class Surfaces:
     def _row_s(self) -> FloatArray:
         return least_slopes(self._rows_s)
 
-    def _computed(self, num_kv_tokens: int) -> Surface:
+    def _computed(self, num_kv_tokens: int) -> CostModel:
         (others, rows, tokens, all_kv_tokens), kv_s = self._batch, self._costs.kv_s
         # If passes have held no other requests, the mean of earlier contexts says nothing about this pass.
         others_kv = min(others, 1.0) * max(all_kv_tokens - num_kv_tokens, 0.0)
@@ -145,8 +150,8 @@ class Surfaces:
         plain_s = float(self._costs.curve.at(np.array(1.0 + others))) + kv_s(others_kv, others_kv) + own_s[0]
         # Plain steps run together only where no request drafts.
         all_plain_s = max(plain_s - self._single_s, MIN_SHARE_OF_SINGLE * plain_s)
-        rate = max((1.0 + others) / all_plain_s, (1.0 + others * tokens) / float(seconds[0]))
-        return Surface(seconds, row_s, others * tokens, rate)
+        rate_to_beat = max((1.0 + others) / all_plain_s, (1.0 + others * tokens) / float(seconds[0]))
+        return CostModel(seconds, row_s, others * tokens, rate_to_beat)
 
 
 def rising(seconds: FloatArray, weights: FloatArray) -> FloatArray:
@@ -193,12 +198,6 @@ def corrected(base: Curve, rows: FloatArray, seconds: FloatArray, weights: Float
     numbers = np.union1d(base.rows, rows)
     ratios = np.interp(numbers, rows, points_s / known_s)
     return Curve(numbers, np.maximum.accumulate(base.at(numbers) * ratios), base.row_s * float(ratios[-1]))
-
-
-def surface_of(seconds: FloatArray, others_tokens: float = 0.0) -> Surface:
-    """Return the surface of these costs."""
-    rate = (1.0 + others_tokens) / float(seconds[0])
-    return Surface(np.ascontiguousarray(seconds), least_slopes(seconds), others_tokens, rate)
 
 
 def least_slopes(seconds: FloatArray) -> FloatArray:
