@@ -203,20 +203,38 @@ def test_slow_work_holds_up_no_other_request(
     assert statuses == [200]
 
 
-@pytest.mark.parametrize("is_chat", [False, True])
+@pytest.mark.parametrize(
+    ("path", "param"),
+    [
+        ("/v1/completions", "prompt"),
+        ("/v1/chat/completions", "messages"),
+        ("/tokenize", "prompt"),
+        ("/tokenize", "messages"),
+    ],
+)
 def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
-    gateway: RunningGateway, replica: StandInReplica, monkeypatch: pytest.MonkeyPatch, is_chat: bool
+    gateway: RunningGateway, replica: StandInReplica, monkeypatch: pytest.MonkeyPatch, path: str, param: str
 ) -> None:
     monkeypatch.setattr(Checkpoint, "encode", lambda *_: pytest.fail("encoded"))
     num_requests, text = len(replica.requests), "a" * 100_000
-    body = {"messages": [{"role": "user", "content": text}]} if is_chat else {"prompt": text}
-    answer = gateway.post("/v1/chat/completions" if is_chat else "/v1/completions", body)
+    answer = gateway.post(path, {param: [{"role": "user", "content": text}] if param == "messages" else text})
 
     error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, "messages" if is_chat else "prompt")
+    assert (answer.status_code, error["param"]) == (400, param)
     assert error["code"] == "context_length_exceeded"
     assert "100000 bytes" in error["message"] and "512 tokens" in error["message"]
     assert len(replica.requests) == num_requests
+
+
+def test_a_text_beyond_the_context_can_be_counted_and_as_many_tokens_as_the_context_has_decoded(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert gateway.post("/tokenize", {"prompt": "a" * 600}).json()["count"] > 512
+    assert gateway.post("/detokenize", {"tokens": [1] * 512}).status_code == 200
+    monkeypatch.setattr(Checkpoint, "decode", lambda *_: pytest.fail("decoded"))
+    error = gateway.post("/detokenize", {"tokens": [1] * 513}).json()["error"]
+    assert (error["param"], error["code"]) == ("tokens", "context_length_exceeded")
+    assert "513 tokens, at most 512 allowed" in error["message"]
 
 
 @pytest.mark.parametrize("is_chat", [False, True])
