@@ -17,12 +17,12 @@ from fastapi.staticfiles import StaticFiles
 from gateway import __version__
 from gateway.answers import answer
 from gateway.bodies import Bodies
-from gateway.errors import ApiError, UnknownUrl
+from gateway.errors import ApiError, Busy, UnknownUrl
 from gateway.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 from gateway.jobs import Job
 from gateway.methods import served_methods
 from gateway.middleware import REQUEST_ID, Guard, to_response
-from gateway.replicas import Replicas
+from gateway.replicas import MOST_URGENT, Replicas
 from gateway.service import Gateway
 from gateway.settings import KEYS, Settings, SettingsError, places_of
 from gateway.tenants import OfTenant, of_tenant
@@ -96,9 +96,16 @@ def _add_generation(app: FastAPI, gateway: Gateway, bodies: Bodies) -> None:
     ping_interval_s = gateway.settings.ping_interval_s
 
     async def fields_of(model: type[OfTenant], request: Request) -> OfTenant:
-        gateway.replicas.check_room()  # before the body is read: in a flood of requests, refusals must be cheap
-        fields = await bodies.fields(model, request)
-        return of_tenant(fields, request.state.api_key) if gateway.settings.salt_by_key else fields
+        replicas, salt_by_key = gateway.replicas, gateway.settings.salt_by_key
+        replicas.check_room(0 if salt_by_key else MOST_URGENT)  # before the body is read: refusals must be cheap
+        try:
+            replicas.check_room()
+        except Busy as busy:
+            fields = await bodies.urgent_fields(model, request, busy)
+            replicas.check_room(fields.priority or 0)
+        else:
+            fields = await bodies.fields(model, request)
+        return of_tenant(fields, request.state.api_key) if salt_by_key else fields
 
     async def job_of(model: type[OfTenant], make: Callable[[OfTenant, str], Job], request: Request) -> tuple[bool, Job]:
         """Return whether to stream, and the job; the fields, which may be large, do not outlive this call."""

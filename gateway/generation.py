@@ -101,6 +101,11 @@ class Generation:
     affinity: str = ""
     ids: list[int] = field(default_factory=list)
 
+    @property
+    def _priority(self) -> int:
+        """The request's level; the lowest goes first."""
+        return self.inputs.get("priority") or 0
+
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Yield what each response adds, up to the one with a finish reason; raises ApiError."""
         attempts = Attempts()
@@ -125,7 +130,7 @@ class Generation:
             except Refused as error:
                 raise Refusal(str(error)) from None
             except ReplicaError as error:
-                self.replicas.report(replica, error, began_s)
+                self.replicas.report(replica, error, began_s, self._priority)
                 self.metrics.failovers.labels(reason=error.reason).inc()
                 attempts = (attempts if len(self.ids) == num_before else Attempts()).with_failure(replica, error)
 
@@ -161,12 +166,12 @@ class Generation:
             if not error.is_for_all:  # the replicas do not rest, so this text must
                 await asyncio.sleep(FULL_PAUSE_S)
         if not attempts.tried and not self.ids:
-            self.replicas.check_room()
+            self.replicas.check_room(self._priority)
         if attempts.num_failed >= MAX_TRIES:
             raise Failed(f"the request failed {attempts.num_failed} times in a row, the last time: {error}")
         end_s = min(attempts.since_s + self.settings.recovery_limit_s, self.deadline_s)
         left_s = end_s - time.monotonic()
-        if left_s > 0 and (found := await self.replicas.choose(key, attempts.tried, left_s)):
+        if left_s > 0 and (found := await self.replicas.choose(key, attempts.tried, left_s, self._priority)):
             return found
         raise Unavailable(f"no replica can be reached: {error or 'none is ready'}", retry_after_s=5)
 

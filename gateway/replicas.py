@@ -22,6 +22,8 @@ MAX_BACK_OFF_S = 10.0
 #: How long a full replica is left alone.
 FULL_PAUSE_S = 0.5
 POLL_S = 0.05
+#: The level that goes first; no request is more urgent, whatever its field says.
+MOST_URGENT = -10
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +42,8 @@ class Replica:
 
     in_flight: requests that the gateway has on it. is_ready: as of the last health check.
     num_failures: outages in a row; each doubles how long the replica is ejected. ejected_s: when it last was ejected.
-    is_full: it rests because its queue was full. retry_after_s: by its own account, the seconds until it has room.
+    is_full: it rests because its queue was full, for requests that are no more urgent than `full_from`.
+    retry_after_s: by its own account, the seconds until it has room.
     last_response_s: when the latest response to any request came.
     """
 
@@ -52,6 +55,7 @@ class Replica:
     resting_until_s: float = 0.0
     ejected_s: float = -math.inf
     is_full: bool = False
+    full_from: int = 0
     retry_after_s: int = 1
     last_response_s: float = -math.inf
 
@@ -64,6 +68,11 @@ class Replica:
     def is_usable(self) -> bool:
         """True if requests may be sent to it now."""
         return self.is_ready and time.monotonic() >= self.resting_until_s
+
+    def takes(self, priority: int) -> bool:
+        """Return whether a request of this priority may be sent to it now: in a full queue it may displace another."""
+        is_more_urgent = self.is_full and max(priority, MOST_URGENT) < self.full_from
+        return self.is_usable or (self.is_ready and is_more_urgent)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[InFlight]:
@@ -102,8 +111,13 @@ class Replica:
         self.num_failures += 1
         self.is_ready = self.is_full = False
 
-    def rest(self, retry_after_s: int) -> None:
-        """Leave a healthy but full replica alone. retry_after_s: by its own account, the seconds until it has room."""
+    def rest(self, retry_after_s: int, priority: int = 0) -> None:
+        """Send a replica that is full nothing less urgent than what it has refused, which had this priority.
+
+        So requests that are all urgent are refused as cheaply as others. retry_after_s: as it says, until it has room.
+        """
+        is_resting = self.is_full and not self.is_usable
+        self.full_from = max(min(priority, self.full_from) if is_resting else priority, MOST_URGENT)
         self.resting_until_s = max(self.resting_until_s, time.monotonic() + FULL_PAUSE_S)
         self.is_full, self.retry_after_s = True, retry_after_s
 
@@ -147,10 +161,10 @@ class Replicas:
         """True if any replica can take a request."""
         return any(replica.is_ready for replica in self.all.values())
 
-    def check_room(self) -> None:
-        """Raise Busy if every replica that is ready has just said that it is full."""
+    def check_room(self, priority: int = 0) -> None:
+        """Raise Busy if every replica that is ready has just said that it is full for requests of this priority."""
         ready = [replica for replica in self.all.values() if replica.is_ready]
-        if ready and all(replica.is_full and not replica.is_usable for replica in ready):
+        if ready and all(replica.is_full and not replica.takes(priority) for replica in ready):
             retry_after_s = min(replica.retry_after_s for replica in ready)
             raise Busy("all replicas have just said that they are full", retry_after_s=retry_after_s)
 
@@ -174,14 +188,14 @@ class Replicas:
         """Close all channels."""
         await self._update([])
 
-    async def choose(self, key: bytes, tried: Sequence[Replica], limit_s: float) -> Replica | None:
-        """Return a usable replica: one not yet tried, else one that was not tried last, else any.
+    async def choose(self, key: bytes, tried: Sequence[Replica], limit_s: float, priority: int = 0) -> Replica | None:
+        """Return a replica that takes requests: one not yet tried, else one that was not tried last, else any.
 
         Waits for one up to the limit; returns None if none comes.
         """
         end_s = time.monotonic() + limit_s
         while True:
-            usable = [replica for replica in self.all.values() if replica.is_usable]
+            usable = [replica for replica in self.all.values() if replica.takes(priority)]
             fresh = [replica for replica in usable if replica not in tried]
             others = [replica for replica in usable if replica not in tried[-1:]]
             if chosen := choose(fresh or others or usable, key, self.settings.affinity_slack):
@@ -190,7 +204,7 @@ class Replicas:
                 return None
             await asyncio.sleep(POLL_S)
 
-    def report(self, replica: Replica, error: ReplicaError | None, began_s: float) -> None:
+    def report(self, replica: Replica, error: ReplicaError | None, began_s: float, priority: int = 0) -> None:
         """Note how a request that began at `began_s` ended; a replica that failed only on this request stays usable."""
         if error is None:
             replica.num_failures = 0
@@ -198,7 +212,7 @@ class Replicas:
         log.warning("replica %s: %s", replica.address, error)
         if isinstance(error, Full):
             if error.is_for_all:  # otherwise one client could keep out all others
-                replica.rest(error.retry_after_s)
+                replica.rest(error.retry_after_s, priority)
         elif isinstance(error, Lost | Stopping) or (isinstance(error, Silent) and self._is_silent(replica)):
             replica.eject(began_s)
 

@@ -116,18 +116,20 @@ class Gateway:
         self.check_model(fields.model)
         if (fields.prompt is None) == (fields.messages is None):
             raise BadRequest("either prompt or messages must be given, not both", "prompt")
-        if fields.messages is None:
-            ids = self.checkpoint.encode(fields.prompt or "", fields.add_special_tokens)
-        else:
+        text, special_tokens = fields.prompt or "", fields.add_special_tokens
+        if fields.messages is not None:
             messages = [message.for_template() for message in fields.messages]
             text = self.checkpoint.render_chat(messages, {"add_generation_prompt": fields.add_generation_prompt})
-            ids = self.checkpoint.encode(text, add_special_tokens=False)
+            special_tokens = False
+        self.checkpoint.check_length(text, "prompt" if fields.messages is None else "messages")
+        ids = self.checkpoint.encode(text, add_special_tokens=special_tokens)
         strings = [self.checkpoint.tokenizer.id_to_token(token) for token in ids] if fields.return_token_strs else None
         return {"count": len(ids), "max_model_len": self.checkpoint.max_positions, "tokens": ids, "token_strs": strings}
 
     def detokenize(self, fields: DetokenizeFields) -> dict[str, Any]:
         """Return the text of tokens; raises BadRequest or ModelNotFound."""
         self.check_model(fields.model)
+        self.checkpoint.check_num_ids(len(fields.tokens), "tokens", room=0)
         vocab_size = self.checkpoint.vocab_size
         if (wrong := next((token for token in fields.tokens if token >= vocab_size), None)) is not None:
             raise BadRequest(f"tokens must be in 0..{vocab_size - 1}, got {wrong}", "tokens")

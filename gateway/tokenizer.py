@@ -62,12 +62,10 @@ class Checkpoint:
                 param,
             )
 
-    def check_num_ids(self, num_ids: int, param: str) -> None:
-        """Raise ContextTooLong for a prompt that leaves no room for a token in the model's context."""
-        if self.max_positions is not None and num_ids >= self.max_positions:
-            raise ContextTooLong(
-                f"{param} has {num_ids} tokens, at most {self.max_positions - 1} allowed (context of the model)", param
-            )
+    def check_num_ids(self, num_ids: int, param: str, room: int = 1) -> None:
+        """Raise ContextTooLong for ids that leave no room for `room` more tokens in the model's context."""
+        if self.max_positions is not None and num_ids > (most := self.max_positions - room):
+            raise ContextTooLong(f"{param} has {num_ids} tokens, at most {most} allowed (context of the model)", param)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids."""

@@ -26,12 +26,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
-
 from launcher import Server
 from launcher.drain import LauncherClient
 from tests.failover import LETTERS, SAMPLINGS, Case, Readers, ask_all, pid_of
 from tests.support.clients import ask, metric, until
+from tests.support.footprints import Footprints, Sample, growth, table
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.heads import make_head, make_target
 from tests.support.visitors import Visit, Visitors
@@ -100,30 +99,15 @@ class End(NamedTuple):
     is_planned: bool = False
 
 
-class Footprint(NamedTuple):
-    """What a process holds."""
-
-    mb: float
-    threads: int
-    descriptors: int
-
-    @classmethod
-    def of(cls, pid: int) -> Footprint:
-        """Look at a process."""
-        process = psutil.Process(pid)
-        return cls(process.memory_info().rss / 1e6, process.num_threads(), process.num_fds())
-
-
 @dataclass
 class Chaos:
-    """The replicas, what was done to them, and what the second one held: before, between two faults, at the end."""
+    """The replicas, and what was done to them."""
 
     servers: Sequence[Server]
     ends: list[End]
     faults: list[Fault] = field(default_factory=list)
     reloads: list[Reload] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    samples: list[dict[str, Footprint]] = field(default_factory=list)
     num_supervised: int = 0
 
     def reload(self, replica: int) -> Reload:
@@ -180,17 +164,6 @@ class Chaos:
         """Return the ends of a Triton that nobody wanted: it was neither worn out nor the process that was hurt."""
         ours = [end for fault in self.faults if fault.kind == "tritonserver" for end in self.ends_behind(fault)]
         return [end for end in self.ends if not end.is_planned and end not in ours]
-
-    def look(self) -> dict[str, Footprint]:
-        """Note what this process, those of the second replica and its shared memory hold now."""
-        server, seen = self.servers[1], {"clients and gateway": Footprint.of(os.getpid())}
-        for pid, name in server.pids().items():
-            with contextlib.suppress(psutil.Error):  # it is just being replaced
-                seen[name] = Footprint.of(pid)
-        with contextlib.suppress(OSError):
-            seen["shared memory"] = Footprint(sum(server.shared_memory().values()) / 1e6, 0, 0)
-        self.samples.append(seen)
-        return seen
 
     def held(self) -> float:
         """Return how many KV blocks are held, and sequences of the engines live, on all replicas."""
@@ -266,19 +239,20 @@ def note(ends: list[End], replica: int, line: str) -> None:
 
 @dataclass
 class Result:
-    """What a run saw. held: KV blocks at its end."""
+    """What a run saw. samples: what the second replica held, before, between two faults, at the end. held: KV blocks."""
 
     seconds: float
     readers: Readers
     visitors: Visitors
     chaos: Chaos
+    samples: list[Sample]
     held: float
     num_preemptions: float
     num_moved: int
 
     def faults(self) -> list[str]:
-        """Return wrong texts, lost requests, and what was still held at rest."""
-        found = [*self.readers.faults, *self.visitors.faults, *self.chaos.wrong]
+        """Return wrong texts, lost requests, what has grown, and what was still held at rest."""
+        found = [*self.readers.faults, *self.visitors.faults, *self.chaos.wrong, *growth(self.samples)]
         found += [
             f"a visit failed, but nothing was hurt: {visit}" for visit in self.visitors.visits if self._is_odd(visit)
         ]
@@ -312,7 +286,7 @@ class Result:
                 f"Through the gateway: {outcomes}.",
                 self._visits(),
                 self._healing(),
-                self._footprints(),
+                table(self.samples),
             ]
         )
 
@@ -348,19 +322,6 @@ class Result:
                 )
         return "\n".join(lines)
 
-    def _footprints(self) -> str:
-        lines = ["| before / at most / at the end | MB | threads | descriptors |", "|---|---:|---:|---:|"]
-        samples = self.chaos.samples
-        for name in sorted(samples[0].keys() & samples[-1].keys()):
-            series = zip(*(sample[name] for sample in samples if name in sample), strict=True)
-            lines.append(f"| {name} | {' | '.join(map(_spread, series))} |")
-        return "\n".join(lines)
-
-
-def _spread(values: Sequence[float]) -> str:
-    """Return the first value, the largest and the last."""
-    return f"{values[0]:.0f} / {max(values):.0f} / {values[-1]:.0f}" if any(values) else "–"
-
 
 #: Which replica, which process (the launcher, for a reload), in which way.
 Hurt = tuple[int, str, str]
@@ -393,8 +354,8 @@ def run(
     # Without drafts: the text is a matter of the seed alone. Both replicas have served all methods then.
     cases: list[Case] = ask_all(servers[0].grpc_url, make_requests(), speculation="none")
     ask_all(servers[1].grpc_url, [case.inputs for case in cases])
-    chaos = Chaos(servers, ends)
-    chaos.look()
+    chaos, footprints = Chaos(servers, ends), Footprints(servers[1])
+    footprints.look()
     readers = Readers(gateway.url, cases, NUM_READERS, THINK_S)
     visitors = Visitors([(server.grpc_url, server.http_url) for server in servers], cases, NUM_VISITORS, THINK_S)
     began_s = time.monotonic()
@@ -404,7 +365,7 @@ def run(
         for replica, kind, way in hurts():
             next_s = time.monotonic() + pause_s
             done = chaos.reload(replica) if way == RELOAD else chaos.hurt(replica, kind, way)
-            triton = chaos.look().get("tritonserver")
+            triton = footprints.look().held.get("tritonserver")
             print(f"{time.monotonic() - began_s:.0f} s: {done}; {triton}; {dict(readers.outcomes)}", flush=True)
             if readers.faults or visitors.faults or chaos.wrong:
                 break
@@ -420,13 +381,13 @@ def run(
     until(lambda: all(map(chaos.is_well, servers)), "both replicas", HEAL_LIMIT_S)
     until(lambda: chaos.held() == 0, "the end of all sequences")
     preempted = sum(metric(server.metrics_url, "spec_preemptions_total", model="target") for server in servers)
-    chaos.look()
+    footprints.look()
     num_moved = int(gateway.metric("spec_gateway_failovers_total"))
-    return Result(seconds, readers, visitors, chaos, chaos.held(), preempted, num_moved)
+    return Result(seconds, readers, visitors, chaos, footprints.samples, chaos.held(), preempted, num_moved)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the acceptance test; return 1 for a wrong text, a lost request, or what is held at rest."""
+    """Run the acceptance test; return 1 for a wrong text, a lost request, what has grown, or is held at rest."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, help="(30; with --times as long as it takes)")
     parser.add_argument("--times", type=int, help="end when every kind of process was hurt so often in each way")

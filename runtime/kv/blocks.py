@@ -76,7 +76,9 @@ class BlockPool:
     def allocate(self, count: int, after: int | None) -> list[int]:
         """Hold `count` blocks without content: if possible consecutive ones, after block `after` if it is given.
 
-        Attention reads consecutive blocks without a copy. Raises Unavailable when too few blocks are free or cached.
+        Attention in torch reads consecutive blocks without a copy. In a pool that has been full they are scattered:
+        keeping what was used last is worth more (docs/architecture.md, The engine).
+        Raises Unavailable when too few blocks are free or cached.
         """
         available = self.num_available
         if count > available:

@@ -17,9 +17,10 @@ import httpx
 import pytest
 from fastapi.responses import JSONResponse
 
-from gateway import answers
+from gateway import answers, bodies
 from gateway.fields import ChatFields, CompletionFields
 from gateway.parsing import parse
+from gateway.replicas import Replica
 from gateway.tokenizer import Checkpoint
 from tests.support.clients import until
 from tests.support.gateway import RunningGateway, running_gateway
@@ -202,20 +203,38 @@ def test_slow_work_holds_up_no_other_request(
     assert statuses == [200]
 
 
-@pytest.mark.parametrize("is_chat", [False, True])
+@pytest.mark.parametrize(
+    ("path", "param"),
+    [
+        ("/v1/completions", "prompt"),
+        ("/v1/chat/completions", "messages"),
+        ("/tokenize", "prompt"),
+        ("/tokenize", "messages"),
+    ],
+)
 def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
-    gateway: RunningGateway, replica: StandInReplica, monkeypatch: pytest.MonkeyPatch, is_chat: bool
+    gateway: RunningGateway, replica: StandInReplica, monkeypatch: pytest.MonkeyPatch, path: str, param: str
 ) -> None:
     monkeypatch.setattr(Checkpoint, "encode", lambda *_: pytest.fail("encoded"))
     num_requests, text = len(replica.requests), "a" * 100_000
-    body = {"messages": [{"role": "user", "content": text}]} if is_chat else {"prompt": text}
-    answer = gateway.post("/v1/chat/completions" if is_chat else "/v1/completions", body)
+    answer = gateway.post(path, {param: [{"role": "user", "content": text}] if param == "messages" else text})
 
     error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, "messages" if is_chat else "prompt")
+    assert (answer.status_code, error["param"]) == (400, param)
     assert error["code"] == "context_length_exceeded"
     assert "100000 bytes" in error["message"] and "512 tokens" in error["message"]
     assert len(replica.requests) == num_requests
+
+
+def test_a_text_beyond_the_context_can_be_counted_and_as_many_tokens_as_the_context_has_decoded(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert gateway.post("/tokenize", {"prompt": "a" * 600}).json()["count"] > 512
+    assert gateway.post("/detokenize", {"tokens": [1] * 512}).status_code == 200
+    monkeypatch.setattr(Checkpoint, "decode", lambda *_: pytest.fail("decoded"))
+    error = gateway.post("/detokenize", {"tokens": [1] * 513}).json()["error"]
+    assert (error["param"], error["code"]) == ("tokens", "context_length_exceeded")
+    assert "513 tokens, at most 512 allowed" in error["message"]
 
 
 @pytest.mark.parametrize("is_chat", [False, True])
@@ -263,13 +282,29 @@ def test_a_request_keeps_none_of_its_body_while_it_runs(gateway: RunningGateway,
 # Refusals
 
 
+def full(gateway: RunningGateway) -> Replica:
+    """Let the one replica have said that it is full, for good."""
+    (one,) = gateway.state.replicas.all.values()
+    one.rest(7)
+    one.resting_until_s = float("inf")
+    return one
+
+
+@contextlib.contextmanager
+def unfinished(gateway: RunningGateway, path: str = "/v1/completions", key: str = "") -> Iterator[socket.socket]:
+    """Send the head of a request whose body never comes, on a connection that stays open."""
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {key}\r\nContent-Length: 9000\r\n\r\n"
+    with socket.create_connection(urllib.parse.urlsplit(gateway.url).netloc.split(":"), LIMIT_S) as connection:
+        connection.sendall(head.encode())
+        yield connection
+
+
 def test_a_client_that_goes_while_it_sends_is_no_error_of_the_gateway(
     replica: StandInReplica, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9000\r\n\r\n"
     with gateway_over(replica, folder) as gateway:
-        with socket.create_connection(urllib.parse.urlsplit(gateway.url).netloc.split(":"), LIMIT_S) as connection:
-            connection.sendall(head.encode() + b'{"prompt"')
+        with unfinished(gateway) as connection:
+            connection.sendall(b'{"prompt"')
             until(lambda: gateway.metric("spec_gateway_requests_running") == 1, "the request")
         gone = 'spec_gateway_requests_total{endpoint="/v1/completions",status="499"}'
         until(lambda: gateway.metric("spec_gateway_requests_running") == 0, "its end")
@@ -277,19 +312,51 @@ def test_a_client_that_goes_while_it_sends_is_no_error_of_the_gateway(
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_full_deployment_refuses_before_the_body_is_read(replica: StandInReplica, folder: Path, path: str) -> None:
-    """A body that never comes, on a connection that stays open, is refused all the same."""
+def test_a_full_deployment_refuses_without_waiting_for_a_body(replica: StandInReplica, folder: Path, path: str) -> None:
     with gateway_over(replica, folder) as gateway:
-        (one,) = gateway.state.replicas.all.values()
-        one.rest(7)
-        one.resting_until_s = float("inf")
+        one = full(gateway)
         assert gateway.post(path, {"prompt": 3, "nonsense": True}).status_code == 429
-        head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9000\r\n\r\n"
-        with socket.create_connection(urllib.parse.urlsplit(gateway.url).netloc.split(":"), LIMIT_S) as connection:
-            connection.sendall(head.encode())
+        with unfinished(gateway, path) as connection:
             answer = connection.recv(65536).decode()
         assert answer.startswith("HTTP/1.1 429 ") and "retry-after: 7\r\n" in answer.lower()
         assert not replica.requests
         one.is_full = False
         one.resting_until_s = 0.0
         assert gateway.post("/v1/completions", BODY).status_code == 200
+
+
+def test_a_full_deployment_tries_a_request_that_says_it_is_urgent(replica: StandInReplica, folder: Path) -> None:
+    with gateway_over(replica, folder) as gateway:
+        full(gateway)
+        for priority in (None, 0, 3):
+            assert gateway.post("/v1/completions", BODY | {"priority": priority}).status_code == 429
+        assert not replica.requests
+        assert gateway.post("/v1/completions", BODY | {"priority": -1}).status_code == 200
+        assert [request["priority"] for request in replica.requests] == [[-1]]
+        long = BODY | {"priority": -1, "metadata": "a" * bodies.SHORT_BYTES}
+        assert gateway.post("/v1/completions", long).status_code == 429, "only short bodies are read"
+
+
+def test_a_full_deployment_reads_few_bodies_at_once(
+    replica: StandInReplica, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "LOOK_LIMIT_S", LIMIT_S)
+    monkeypatch.setattr(bodies, "MAX_LOOKS", 1)
+    urgent = BODY | {"priority": -1}
+    with gateway_over(replica, folder) as gateway:
+        full(gateway)
+        with unfinished(gateway):
+            until(lambda: gateway.metric("spec_gateway_requests_running") == 1, "the request")
+            assert gateway.post("/v1/completions", urgent).status_code == 429
+        until(lambda: gateway.metric("spec_gateway_requests_running") == 0, "its end")
+        assert gateway.post("/v1/completions", urgent).status_code == 200
+
+
+def test_with_salts_by_key_a_full_deployment_reads_no_body(
+    replica: StandInReplica, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "LOOK_LIMIT_S", 10 * LIMIT_S)
+    with gateway_over(replica, folder, api_keys="secret", salt_by_key=True, metrics_port=0) as gateway:
+        full(gateway)
+        with unfinished(gateway, key="secret") as connection:
+            assert connection.recv(65536).startswith(b"HTTP/1.1 429 ")

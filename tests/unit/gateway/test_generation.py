@@ -181,6 +181,39 @@ def test_a_refusal_passes_on_when_to_come_again() -> None:
     run(test, num_replicas=1)
 
 
+def test_an_urgent_request_is_tried_on_full_replicas_and_a_flood_of_them_only_once() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        break_both(made, FULL)
+        for _ in range(3):
+            with pytest.raises(Busy):
+                await text(generation(replicas))
+        assert await text(generation(replicas, priority=-1)) == text_of(SEED, LENGTH), "it displaces another there"
+
+        break_both(made, FULL, FULL, FULL)
+        num_before = sum(len(replica.requests) for replica in made)
+        for priority in (-4, -4, -3, 0, 9):
+            with pytest.raises(Busy):
+                await text(generation(replicas, priority=priority))
+        assert sum(len(replica.requests) for replica in made) == num_before + 2, "one try on each"
+        for priority in (-1_000_000, -10, -11):
+            with pytest.raises(Busy):
+                await text(generation(replicas, priority=priority))
+        assert sum(len(replica.requests) for replica in made) == num_before + 4
+
+    run(test)
+
+
+def test_the_refusal_of_a_request_that_is_not_urgent_keeps_out_only_its_like() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        break_both(made, FULL)
+        for _ in range(2):
+            with pytest.raises(Busy):
+                await text(generation(replicas, priority=5))
+        assert await text(generation(replicas)) == text_of(SEED, LENGTH)
+
+    run(test)
+
+
 def test_a_text_that_has_begun_waits_for_a_full_replica() -> None:
     async def test(made: list[StandInReplica], replicas: Replicas) -> None:
         made[0].faults = [Fault(5), FULL, FULL]

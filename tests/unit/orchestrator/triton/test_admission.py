@@ -424,6 +424,19 @@ def test_a_tenant_at_its_limit_waits_and_the_others_pass_it(fair: Admission) -> 
     assert crowd.most_running <= 4 and not any(request.reasons for request in greedy)
 
 
+def test_a_wide_request_of_a_tenant_at_its_limit_is_passed_by_the_others_but_not_by_its_own(fair: Admission) -> None:
+    crowd, gate = Crowd(), threading.Event()
+    first, wide, late = (request_of(crowd, number, tenant="greedy", gate=gate) for number in range(3))
+    wide.num_places = 2
+    other = request_of(crowd, 9, tenant="modest", gate=gate)
+    assert all(fair.admit(request) for request in (first, wide, late, other))
+    until(lambda: other.num_runs == 1)
+    assert (wide.num_runs, late.num_runs) == (0, 0), "late would fit, and the wide one would wait for ever"
+    gate.set()
+    assert wide.ended.wait(WAIT_S) and late.ended.wait(WAIT_S)
+    assert crowd.began[-2:] == [1, 2]
+
+
 def test_a_full_queue_takes_the_last_request_of_the_tenant_that_has_the_most(fair: Admission) -> None:
     crowd, gate = Crowd(), threading.Event()
     for tenant in ("a", "b"):

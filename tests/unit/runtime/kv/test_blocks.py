@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -76,6 +77,21 @@ def test_an_eighth_is_evicted_at_once_so_that_a_run_is_free_again() -> None:
     blocks = pool.allocate(4, None)
     assert sorted(blocks) == [28, 29, 30, 31]
     assert (pool.num_free, pool.num_cached, pool.num_held) == (0, 28, 4)
+
+
+def test_churn_scatters_blocks_but_leaves_no_gaps_behind() -> None:
+    pool, draw, held = BlockPool(64, 4), random.Random(0), list[list[int]]()
+    for number in range(500):
+        while held and (pool.num_available < 8 or len(held) > 4):
+            pool.release(held.pop(draw.randrange(len(held))))
+        held.append(pool.allocate(draw.randint(1, 8), draw.choice([None, *(blocks[-1] for blocks in held)])))
+        pool.publish(held[-1][0], ROOT.child([number]))
+    for blocks in held:
+        pool.release(blocks)
+    everything = pool.allocate(64, None)
+    assert sorted(everything) == [*range(64)] and pool.num_cached == 0
+    pool.release(everything)
+    assert pool.allocate(20, None) == [*range(20)]
 
 
 def test_a_block_is_held_until_its_last_holder_lets_go() -> None:
