@@ -64,7 +64,7 @@ class GuidedStep(StepRequest):
 
 
 @dataclass(eq=False)
-class StepsMade:
+class FinishedSteps:
     """The steps that native code has run for a call that is not answered yet.
 
     draft: the draft after the last step. answer_by_s: when the call must be answered, by time.monotonic(). num_tokens:
@@ -101,8 +101,8 @@ class Progress:
 class EngineCall(Generic[Request]):
     """A step or draft call. deadline_s: latest time of the answer, by time.monotonic().
 
-    sequence: set by the engine when it opens the call. made: the steps of a burst so far. q, score: the distributions
-    that the tokens drafted so far were sampled from, and the log-confidence of their path.
+    sequence: set by the engine when it opens the call. finished: the steps of a burst so far. q, score: the
+    distributions that the tokens drafted so far were sampled from, and the log-confidence of their path.
     """
 
     request: Request
@@ -111,7 +111,7 @@ class EngineCall(Generic[Request]):
     arrived_s: float = field(default_factory=time.monotonic)
     sequence: CachedSequence | None = field(default=None, init=False)
     answered: bool = field(default=False, init=False)
-    made: StepsMade | None = field(default=None, init=False)
+    finished: FinishedSteps | None = field(default=None, init=False)
     q: list[Distribution] = field(default_factory=list, init=False)
     score: float = field(default=0.0, init=False)
 
@@ -120,7 +120,7 @@ class EngineCall(Generic[Request]):
 
         Once a token has been sampled it may not: how long the call took may depend on that token.
         """
-        return self.deadline_s <= now_s and not (self.q or self.made)
+        return self.deadline_s <= now_s and not (self.q or self.finished)
 
     def reply(self, answer: Answer | ServingError) -> None:
         """Answer the call; called once. An error in `on_answer` is logged, so that it does not end the pass."""
@@ -130,10 +130,10 @@ class EngineCall(Generic[Request]):
         except Exception:
             log.exception("the answer to sequence %d could not be delivered", self.sequence_id)
 
-    def answer_made(self) -> bool:
+    def answer_finished(self) -> bool:
         """Answer with the steps run so far, if there are any; return whether the call is answered."""
-        if self.made and not self.answered:
-            self.reply(self.made.steps)
+        if self.finished and not self.answered:
+            self.reply(self.finished.steps)
         return self.answered
 
     @property

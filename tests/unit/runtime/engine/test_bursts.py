@@ -177,8 +177,8 @@ def test_steps_are_answered_when_their_hold_is_over(engine: TargetEngine) -> Non
     sequence = Sequence(engine, 1)
     call = sequence.several()
     engine.advance([call])
-    assert call.made
-    call.made.answer_by_s = time.monotonic()
+    assert call.finished
+    call.finished.answer_by_s = time.monotonic()
     engine.advance([call])
     assert call.answered and len(sequence.steps) == 2
 
@@ -189,7 +189,7 @@ def test_finished_steps_are_delivered_though_the_deadline_passes(engine: TargetE
     call.deadline_s = deadline_s = time.monotonic() + 1.0
     assert call.is_late(deadline_s)
     engine.advance([call])
-    assert call.made and call.made.answer_by_s == deadline_s and not call.is_late(deadline_s)
+    assert call.finished and call.finished.answer_by_s == deadline_s and not call.is_late(deadline_s)
 
 
 def test_a_sequence_that_loses_its_blocks_is_answered_first_and_goes_on_with_the_same_text(
@@ -225,7 +225,7 @@ def test_a_step_that_python_decides_has_a_pass_of_its_own_beside_three_others(
     answer = few.answers[1]
     assert isinstance(answer, Acceptance) and answer.load and not answer.is_atypical
     assert (answer.num_in_pass, answer.load.num_steps, answer.load.num_beside) == (4, 1, 3)
-    made = calls[0].made
+    made = calls[0].finished
     assert made and [step.acceptance.num_in_pass for step in made.steps] == [3, 4]
     for call, other in zip(calls, others, strict=True):
         advance_until_answered(engine, call)
@@ -264,7 +264,7 @@ def test_steps_are_answered_before_a_pass_that_native_code_cannot_repeat(engine:
 def test_a_step_that_python_decides_does_not_wait_with_large_drafts_for_its_turn(engine: TargetEngine) -> None:
     others, few, last = [Sequence(engine, number) for number in (1, 2, 3)], with_penalty(engine, 4), Sequence(engine, 5)
     large, single, calls = last.large(), few.single(), [other.several() for other in others]
-    engine._owed_s = LIMIT_S
+    engine._scheduler._owed_s = LIMIT_S
     assert engine.advance([large, *calls, single]) == [large, *calls]
     assert few.answers[1].num_in_pass == 5
 
@@ -288,8 +288,8 @@ def test_the_first_step_of_each_pass_has_waited_for_it(engine: TargetEngine) -> 
     call = sequence.several()
     call.arrived_s -= 1.0
     engine.advance([call])
-    assert call.made
-    call.made.noted_s -= 2.0
+    assert call.finished
+    call.finished.noted_s -= 2.0
     engine.progress.num_waiting.value = 0
     engine.advance([call])
     waited_s = [1e-6 * step.acceptance.queue_us for step in sequence.steps]
@@ -324,9 +324,9 @@ def test_finished_steps_do_not_wait_for_a_prompt_beyond_its_hold(engine: TargetE
     sequence, other = Sequence(engine, 1), Sequence(engine, 2, Context([4, 4, 8]))
     call, prompt = sequence.several(), other.begin()
     engine.advance([call])
-    assert call.made
-    call.made.answer_by_s = time.monotonic() + 50.0
-    engine._long_pass_s = 100.0
+    assert call.finished
+    call.finished.answer_by_s = time.monotonic() + 50.0
+    engine._scheduler._long_pass_s = 100.0
     assert engine.advance([call, prompt]) == []
     assert len(sequence.steps) == 1
 
@@ -350,28 +350,28 @@ def test_an_older_sequence_that_needs_blocks_takes_those_of_one_whose_steps_are_
 def test_a_large_draft_has_a_pass_of_its_own_beside_steps(engine: TargetEngine) -> None:
     sequence, other = Sequence(engine, 1), Sequence(engine, 2)
     large, call = other.large(), sequence.several()
-    engine._owed_s, num_passes = 0.0, engine.progress.num_passes
+    engine._scheduler._owed_s, num_passes = 0.0, engine.progress.num_passes
     assert engine.advance([large, call]) == [call]
     assert engine.progress.num_passes == num_passes + 1  # the thread counts the other one
     assert other.answers[1].num_in_pass == 2 and other.answers[1].is_atypical
-    assert call.made and [step.acceptance.num_in_pass for step in call.made.steps] == [2]
+    assert call.finished and [step.acceptance.num_in_pass for step in call.finished.steps] == [2]
 
 
 def test_a_large_draft_waits_until_steps_have_had_as_much_time(engine: TargetEngine) -> None:
     sequence, other = Sequence(engine, 1), Sequence(engine, 2)
     large, call = other.large(), sequence.several()
-    engine._owed_s = LIMIT_S
+    engine._scheduler._owed_s = LIMIT_S
     assert engine.advance([large, call]) == [large, call]
-    assert call.made and len(call.made.steps) == 1 and engine._owed_s < LIMIT_S
-    engine._owed_s = 0.0
+    assert call.finished and len(call.finished.steps) == 1 and engine._scheduler._owed_s < LIMIT_S
+    engine._scheduler._owed_s = 0.0
     assert engine.advance([large, call]) == [call]
-    assert isinstance(other.answers[1], Acceptance) and len(call.made.steps) == 2
+    assert isinstance(other.answers[1], Acceptance) and len(call.finished.steps) == 2
 
 
 def test_a_large_draft_waits_for_nobody_where_no_step_does(engine: TargetEngine) -> None:
     other = Sequence(engine, 1)
     large = other.large()
-    engine._owed_s = LIMIT_S
+    engine._scheduler._owed_s = LIMIT_S
     assert engine.advance([large]) == []
 
 
@@ -388,9 +388,9 @@ def test_large_drafts_do_not_go_on_while_others_of_them_have_no_room(engine: Tar
 def test_a_prompt_does_not_wait_until_steps_have_had_their_time(engine: TargetEngine) -> None:
     sequence, reader = Sequence(engine, 1, Context([5] * 10)), Sequence(engine, 2)
     call = reader.several()
-    engine._owed_s = LIMIT_S
+    engine._scheduler._owed_s = LIMIT_S
     assert engine.advance([sequence.begin(), call]) == [call]
-    assert len(sequence.answers) == 1 and call.made
+    assert len(sequence.answers) == 1 and call.finished
 
 
 def test_the_load_of_every_pass_counts_the_contexts_that_its_rows_attend_to(engine: TargetEngine) -> None:
