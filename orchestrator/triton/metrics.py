@@ -53,12 +53,16 @@ REQUEST_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0
 TOKENS = (1.0, 8.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 32768.0, 131072.0)
 
 REQUEST_FAMILIES = (
-    Family("spec_num_requests_waiting", "gauge", "Requests that wait for a place"),
+    Family("spec_num_requests_waiting", "gauge", "Requests that wait for a place (max_running)"),
     Family("spec_num_requests_running", "gauge", "Sequences that run; a request for n sequences counts n times"),
     Family("spec_max_requests_waiting", "gauge", "max_waiting of serving.toml"),
     Family("spec_max_requests_running", "gauge", "max_running of serving.toml"),
     Family("spec_request_success_total", "counter", "Sequences that were answered, by finished_reason"),
-    Family("spec_request_refused_total", "counter", "Requests that were answered with an error, by reason"),
+    Family(
+        "spec_request_refused_total",
+        "counter",
+        "Requests answered with an error, by reason; full: max_running, max_waiting",
+    ),
     Family("spec_prompt_tokens_total", "counter", "Prompt tokens of the answered sequences"),
     Family("spec_prefix_cache_hits_total", "counter", "Prompt tokens that the target found in its KV blocks"),
     Family("spec_generation_tokens_total", "counter", "Tokens sent to clients"),
@@ -90,12 +94,16 @@ DRAFT_FAMILIES = (
 ENGINE_FAMILIES = (
     Family("spec_engine_info", "gauge", "1; its labels say which engine, kernels, dtype and device serve the model"),
     Family("spec_kv_blocks", "gauge", "KV blocks: held by sequences, cached (found by content), free, total"),
-    Family("spec_kv_cache_usage_ratio", "gauge", "KV blocks held by sequences, as a share of all"),
+    Family("spec_kv_cache_usage_ratio", "gauge", "KV blocks held by sequences, as a share of all (kv_memory_mb)"),
     Family("spec_sequences", "gauge", "Sequences that hold KV blocks"),
     Family("spec_passes_total", "counter", "Forward passes"),
     Family("spec_pass_requests_total", "counter", "Requests in these passes; divided by the passes: occupancy"),
     Family("spec_pass_seconds_total", "counter", "Time of these passes"),
-    Family("spec_preemptions_total", "counter", "Sequences that gave their KV blocks to older ones, to go on later"),
+    Family(
+        "spec_preemptions_total",
+        "counter",
+        "Sequences that gave their KV blocks to older ones, to go on later (kv_memory_mb, max_running)",
+    ),
 )
 
 

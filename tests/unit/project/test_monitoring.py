@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.deployment.config import ServingConfig
 from tests.support.series import (
     BOARD,
     MONITORING,
@@ -21,6 +23,8 @@ from tests.support.series import (
 )
 from tests.support.without_triton import imported
 
+#: A word that may be a key of serving.toml: not a series, nor a name in a path or a template.
+SETTING = re.compile(r"(?<![\w./$])(?!spec_)[a-z]+(?:_[a-z]+)+\b(?!\.\w)")
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is missing (Debian: apt-get install prometheus)")
 
@@ -50,6 +54,18 @@ def declared() -> Iterator[set[str]]:
 def test_every_series_that_board_alerts_and_manifests_read_is_declared(declared: set[str]) -> None:
     assert len(alert_expressions()) == (MONITORING / "alerts.yml").read_text().count("expr:") > 10
     assert not read_names() - declared
+
+
+def test_alerts_and_help_texts_name_settings_that_exist_and_load_alerts_name_some() -> None:
+    alerts = (MONITORING / "alerts.yml").read_text(encoding="utf-8")
+    described = dict(re.findall(r"- alert: (\w+)\n(?:.*\n)*?\s+description: \"(.*)\"", alerts))
+    with imported("metrics") as metrics:
+        families = (*metrics.REQUEST_FAMILIES, *metrics.DRAFT_FAMILIES, *metrics.ENGINE_FAMILIES)
+        texts = [*described.values(), *(family.description for family in families)]
+    named = {word for text in texts for word in SETTING.findall(text)}
+    assert named - {"finished_reason"} <= set(ServingConfig.model_fields)
+    by_settings = ("DrafterBreakerOpen", "DrafterLate", "QueueLong", "RequestsRefused", "FirstTokenSlow", "KVCacheFull")
+    assert not [name for name in by_settings if not SETTING.findall(described[f"Spec{name}"])]
 
 
 def test_a_series_that_nobody_declares_would_be_found(declared: set[str]) -> None:
