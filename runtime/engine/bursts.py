@@ -14,7 +14,8 @@ from orchestrator.core.types import Acceptance, PassLoad
 from orchestrator.native.sampling import sampler
 from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import BurstRequest, EngineCall, StepsMade
-from runtime.kv.batch import STEP_TOKENS, Segment
+from runtime.kv.batch import Segment
+from runtime.kv.groups import STEP_TOKENS
 from runtime.native.decoding import Continuation, DecodedSteps, Draft
 
 StepCall = EngineCall[StepRequest]
