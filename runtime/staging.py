@@ -10,10 +10,11 @@ from torch import Tensor
 
 #: Every array begins at a multiple of this many bytes, so that it can be viewed in its own dtype.
 ALIGNMENT = 8
+DTYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.bool_): torch.bool}
 
 
 def stage(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Return the arrays on the device, in their dtypes and shapes; the host does not wait for the copy.
+    """Return the arrays on the device, in their dtypes, int64 or bool, and shapes; the host does not wait for the copy.
 
     Only memory that is pinned can be copied without a wait. torch keeps it until the copy is done.
     """
@@ -25,11 +26,6 @@ def stage(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
         content[stop - size : stop - size + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     staged = host.to(device, non_blocking=True)
     return [
-        staged[stop - size : stop - size + array.nbytes].view(_torch_dtype(array)).view(array.shape)
+        staged[stop - size : stop - size + array.nbytes].view(DTYPES[array.dtype]).view(array.shape)
         for array, stop, size in zip(arrays, stops, sizes, strict=True)
     ]
-
-
-def _torch_dtype(array: np.ndarray) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, array.dtype.name)
-    return dtype

@@ -120,8 +120,8 @@ class Pass(Generic[AnySegment]):
         """Return the tokens of each group, (B, n, …), padded; row: (N, …)."""
         if not self._is_in_order:
             return [row[group.device.rows] for group in self.groups]
-        parts = row.split([group.real.size for group in self.groups])
-        return [part.unflatten(0, group.real.shape) for part, group in zip(parts, self.groups, strict=True)]
+        parts = row.split([group.size * group.num_rows for group in self.groups])
+        return [part.unflatten(0, (group.size, -1)) for part, group in zip(parts, self.groups, strict=True)]
 
     def in_row(self, parts: list[Tensor]) -> Tensor:
         """Return the row, (N, …), of the groups' tokens, (B, n, …) each: the reverse of `by_group`."""
@@ -139,31 +139,33 @@ class Pass(Generic[AnySegment]):
         """Ids, positions, slots and outputs; and where the groups' padded tokens hold each token of the row."""
         return self._on_device[1]
 
-    @cached_property
+    @property
     def _is_in_order(self) -> bool:
         """True when the groups hold the row's tokens in their order, without padding."""
-        rows = np.concatenate([group.host.rows.ravel() for group in self.groups])
-        return np.array_equal(rows, np.arange(len(rows)))
+        return self._on_device[2]
 
     @cached_property
-    def _on_device(self) -> tuple[list[Group], list[Tensor]]:
-        """The groups and the columns; all that a pass reads goes to the device in one copy."""
+    def _on_device(self) -> tuple[list[Group], list[Tensor], bool]:
+        """The groups, the columns, and whether the groups are in order; all goes to the device in one copy."""
         segments = self.segments
         ends = np.cumsum([segment.num_tokens for segment in segments]).tolist()
-        members = grouped(segments) if joins(self.device) else [[index] for index in range(len(segments))]
+        is_joined = joins(self.device)
+        members = grouped(segments) if is_joined else [[index] for index in range(len(segments))]
         groups = [Group([segments[i] for i in own], [ends[i] - segments[i].num_tokens for i in own]) for own in members]
+        is_in_order = _are_in_order(groups)
         columns = [
             [token for s in segments for token in s.token_ids()],
             [position for s in segments for position in s.positions()],
             [s.sequence.slot(s.first + i) for s in segments for i in range(s.num_tokens)],
             [i for s, end in zip(segments, ends, strict=True) for i in range(end - s.num_outputs, end)],
         ]
-        arrays = [*(np.array(column, np.int64) for column in columns), _places(groups)]
-        tensors = iter(stage([*arrays, *(array for group in groups for array in group.host)], self.device))
+        arrays = [np.array(column, np.int64) for column in [*columns, [] if is_in_order else _places(groups)]]
+        copied = groups if is_joined else []
+        tensors = iter(stage([*arrays, *(array for group in copied for array in group.host)], self.device))
         staged = list(islice(tensors, len(arrays)))
-        for group in groups:
+        for group in copied:
             group.device = GroupArrays(*islice(tensors, len(group.host)))
-        return groups, staged
+        return groups, staged, is_in_order
 
 
 def joins(device: torch.device) -> bool:
@@ -173,6 +175,12 @@ def joins(device: torch.device) -> bool:
     place where its blocks are contiguous.
     """
     return device.type != "cpu"
+
+
+def _are_in_order(groups: Sequence[Group]) -> bool:
+    """Return whether the groups hold the row's tokens in their order, without padding."""
+    starts = [start for group in groups for start in group.starts]
+    return starts == sorted(starts) and all(min(group.sizes) == group.num_rows for group in groups)
 
 
 def _places(groups: Sequence[Group]) -> np.ndarray:

@@ -107,21 +107,35 @@ class GroupArrays(NamedTuple):
 
 
 class Group:
-    """B segments that attend in one call. num_rows: n. num_slots: S. real: (B, n) bool, False for rows that pad.
+    """B segments that attend in one call. starts: the index in the pass of each segment's first token.
 
-    span: the slots of a single segment whose blocks are contiguous, which is read without a copy.
+    num_rows: n. num_slots: S. span: the slots of a single segment whose blocks are contiguous, which is read without a
+    copy.
     """
 
     def __init__(self, segments: Sequence[PassSegment], starts: Sequence[int]) -> None:
-        """starts: the index in the pass of each segment's first token."""
-        sizes = _column([segment.num_tokens for segment in segments])
-        self.size, self.num_rows = len(segments), int(sizes.max())
+        self._segments, self.starts = segments, starts
+        self.sizes = [segment.num_tokens for segment in segments]
+        self.size, self.num_rows = len(segments), max(self.sizes)
         self.num_slots = max(segment.num_slots for segment in segments)
-        self.real = np.arange(self.num_rows) < sizes
-        places = np.minimum(np.arange(self.num_rows), sizes - 1)
-        visible = [segment.visible() for segment in segments]
-        self.host = GroupArrays(
-            _column(starts) + places,
+        sequence = segments[0].sequence
+        start = sequence.slot(0)
+        self.span = slice(start, start + self.num_slots) if len(segments) == 1 and sequence.is_contiguous() else None
+        self.block_tokens = sequence.block_tokens
+        self._biases: dict[tuple[int | None, int], Tensor | None] = {}
+
+    @cached_property
+    def real(self) -> np.ndarray:
+        """Return which rows belong to a token, (B, n) bool; the others pad."""
+        return np.arange(self.num_rows) < _column(self.sizes)
+
+    @cached_property
+    def host(self) -> GroupArrays:
+        """What the group needs on the device, in the host's memory."""
+        segments, visible = self._segments, self._visible
+        places = np.minimum(np.arange(self.num_rows), _column(self.sizes) - 1)
+        return GroupArrays(
+            _column(self.starts) + places,
             np.stack([np.array(each.positions())[own] for each, own in zip(segments, places, strict=True)]),
             _column([segment.first for segment in segments]),
             _column([segment.num_slots - 1 for segment in segments]),
@@ -130,12 +144,15 @@ class Group:
             _column([each.start for each in visible]),
             _with_margins([each.seen[own] for each, own in zip(visible, places, strict=True)]),
         )
-        sequence = segments[0].sequence
-        start = sequence.slot(0)
-        self.span = slice(start, start + self.num_slots) if len(segments) == 1 and sequence.is_contiguous() else None
-        self.block_tokens = sequence.block_tokens
-        self.device: GroupArrays = self.host
-        self._biases: dict[tuple[int | None, int], Tensor | None] = {}
+
+    @cached_property
+    def device(self) -> GroupArrays:
+        """The same on the device: set by the pass, which copies all groups at once, except on a CPU without groups."""
+        return GroupArrays(*map(torch.from_numpy, self.host))
+
+    @cached_property
+    def _visible(self) -> list[Visible]:
+        return [segment.visible() for segment in self._segments]
 
     def keys_and_values(self, store: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values, (B, kv_heads, S, head_dim) each; store: (2, kv_heads, slots, head_dim)."""
@@ -169,7 +186,7 @@ class Group:
 
     def _bias(self, window: int | None, heads_per_key: int, dtype: torch.dtype) -> Tensor | None:
         limit = None if window is None or window > int(self.host.positions.max()) else window
-        if limit is None and bool((self.host.reach >= self.num_slots).all()):
+        if limit is None and all((each.reach >= self.num_slots).all() for each in self._visible):
             return None
         slots = self._indices(-(-self.num_slots // BIAS_ALIGNMENT) * BIAS_ALIGNMENT)
         seen = self._seen(slots)
