@@ -16,9 +16,10 @@ from orchestrator.core.types import MAX_FEATURE_ROWS, Acceptance, HiddenStates, 
 from orchestrator.native.sampling import sampler
 from orchestrator.sampling.accept import AcceptedPath
 from runtime.engine.calls import EngineCall, Progress, Request
-from runtime.kv.batch import MAX_PASS_ROWS, MAX_TREE_NODES, STEP_TOKENS, Pass, Segment
+from runtime.kv.batch import MAX_PASS_ROWS, MAX_TREE_NODES, Pass, Segment
 from runtime.kv.blocks import BlockPool
 from runtime.kv.cache import KVCache
+from runtime.kv.groups import STEP_TOKENS
 from runtime.kv.sequences import CachedSequence, SequenceTable
 from runtime.native.chains import NativeChain
 from runtime.native.decoding import DecodedSteps, Decoding, Draft, steps_of
@@ -141,19 +142,20 @@ class PagedModel:
         self._note_computed(segments)
         return by_segment
 
-    def commit(self, sequence: CachedSequence, tree: TokenTree, accepted: AcceptedPath) -> None:
-        """Keep only the KV rows of the accepted path, moving them to the slots right after the old root's."""
-        prefix_len = len(sequence.ids)
+    def commit(self, steps: Sequence[tuple[CachedSequence, TokenTree, AcceptedPath]]) -> None:
+        """Keep only the KV rows of the accepted paths, moving them to the slots right after the old roots'."""
         moves = [
-            (sequence.slot(prefix_len + node - 1), sequence.slot(prefix_len + level))
+            (sequence.slot(len(sequence.ids) + node - 1), sequence.slot(len(sequence.ids) + level))
+            for sequence, _, accepted in steps
             for level, node in enumerate(accepted.path)
             if node != level + 1
         ]
         if moves:
             self.cache.move(*map(list, zip(*moves, strict=True)))
-        sequence.context.commit(Acceptance(*accepted).tokens(tree))
-        sequence.num_computed = prefix_len + len(accepted.path)
-        sequence.publish(len(sequence.ids))
+        for sequence, tree, accepted in steps:
+            sequence.num_computed = len(sequence.ids) + len(accepted.path)
+            sequence.context.commit(Acceptance(*accepted).tokens(tree))
+            sequence.publish(len(sequence.ids))
 
     def features(self, sequence: CachedSequence, options: StepOptions) -> tuple[np.ndarray | None, int]:
         """Return the newest hidden states from options.features_from on, (r, width) float32, and the first position.

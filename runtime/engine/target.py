@@ -121,6 +121,12 @@ class TargetEngine(PagedEngine[StepRequest]):
             if segment.last == call.delta.prefix_len
         ]
         results = verify([self._verify_input(call) for call, _ in complete], [part for _, part in complete])
+        self.paged.commit(
+            [
+                (call.opened, call.request.tree, result.accepted)
+                for (call, _), result in zip(complete, results, strict=True)
+            ]
+        )
         forward_us, verify_us = _us(computed_s - began_s), _us(time.monotonic() - computed_s)
         load = load_of(planned, results, is_atypical, num_beside)
         for (call, part), result in zip(complete, results, strict=True):
@@ -200,9 +206,8 @@ class TargetEngine(PagedEngine[StepRequest]):
         )
 
     def _settle(self, call: StepCall, logits: Tensor, result: VerifyResult) -> Acceptance:
-        """Commit the accepted path and return the answer; logits: (m + 1, V), after the root and each node."""
+        """Return the answer, once the accepted path is committed; logits: (m + 1, V), after the root and each node."""
         accepted, options, sequence = result.accepted, call.request.options, call.opened
-        self.paged.commit(sequence, call.request.tree, accepted)
         logprobs = top_ids = top_logprobs = None
         if options.logprobs or options.num_top:
             rows = logits[[0, *accepted.path]]

@@ -9,45 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Generic, Protocol, TypeVar
+from itertools import islice
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from orchestrator.core.tree import TokenTree
+from runtime.kv.groups import Group, GroupArrays, PassSegment, Visible, grouped
 from runtime.kv.sequences import CachedSequence
+from runtime.staging import stage
 
-#: A segment of up to this many tokens is a decoding step, which is not split; a tree of up to this many nodes is small.
-STEP_TOKENS = 32
 #: Most nodes of larger trees in one pass, unless a single tree has more: it bounds how long steps without them wait.
 MAX_TREE_NODES = 256
 #: Most rows in one pass, as in native code (kMaxPassRows).
 MAX_PASS_ROWS = 4096
-
-
-class PassSegment(Protocol):
-    """One sequence's part of the row, as `Pass` and attention read it; its KV rows fill the slots from `first`."""
-
-    sequence: CachedSequence
-    first: int
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens in the row."""
-
-    @property
-    def num_slots(self) -> int:
-        """Slots of the sequence that the tokens may see."""
-
-    def token_ids(self) -> list[int]:
-        """Return the id of each token."""
-
-    def positions(self) -> list[int]:
-        """Return the absolute position of each token."""
-
-    def visible(self, window: int | None) -> np.ndarray:
-        """Return which slots each token sees, (num_tokens, num_slots) bool; window: the layer's sliding window."""
 
 
 @dataclass(eq=False)
@@ -87,87 +64,127 @@ class Segment:
         nodes = self.tree.depths[1:] + (self.last - 1)
         return list(range(self.first, self.last)) + nodes.tolist()
 
-    def visible(self, window: int | None) -> np.ndarray:
-        """Return which slots each token sees, (num_tokens, num_slots) bool.
+    @property
+    def num_outputs(self) -> int:
+        """The root and the nodes; of a part of a long context, which has no root, its last token."""
+        return 1 + self.tree.num_nodes
+
+    def visible(self) -> Visible:
+        """Return which slots each token sees.
 
         Invariant: a context token sees the slots up to its own; a node sees the context, its ancestors and itself.
-        With a sliding window, a token sees only positions less than `window` before its own.
         """
-        seen = np.ones((self.num_tokens, self.num_slots), np.bool_)
-        seen[: self.num_context] = np.tri(self.num_context, self.num_slots, self.first, dtype=np.bool_)
-        seen[self.num_context :, self.last :] = self.tree.mask[1:, 1:]
-        if window is not None:
-            own = np.array(self.positions())
-            slot_positions = np.concatenate([np.arange(self.first), own])
-            seen &= own[:, None] - slot_positions[None, :] < window
-        return seen
+        reach = np.minimum(np.arange(self.first, self.first + self.num_tokens) + 1, self.last)
+        ancestors = np.zeros((self.num_tokens, self.tree.num_nodes), np.bool_)
+        ancestors[self.num_context :] = self.tree.mask[1:, 1:]
+        return Visible(reach, self.last, ancestors)
 
 
 AnySegment = TypeVar("AnySegment", bound=PassSegment)
 
 
 class Pass(Generic[AnySegment]):
-    """A batch of segments as tensors."""
+    """A batch of segments as tensors, which are made on first use: the native forward pass reads only the segments."""
 
     def __init__(self, segments: Sequence[AnySegment], device: torch.device, dtype: torch.dtype) -> None:
         self.segments = segments
         self.dtype = dtype
         self.device = device
-        self._blocks: dict[int, Tensor] = {}
-        self._biases: dict[tuple[int, int | None, int], Tensor | None] = {}
 
-    # Made on first use: the native forward pass reads only the segments.
-    @cached_property
+    @property
     def ids(self) -> Tensor:
         """Ids of the row's tokens, (1, N) int64."""
-        return self._row([s.token_ids() for s in self.segments])
+        return self._columns[0][None]
 
-    @cached_property
+    @property
     def positions(self) -> Tensor:
         """Positions of the row's tokens, (1, N) int64."""
-        return self._row([s.positions() for s in self.segments])
+        return self._columns[1][None]
 
-    @cached_property
+    @property
     def slots(self) -> Tensor:
         """Slots that the tokens' keys and values are written to, (N,) int64."""
-        return self._row([[s.sequence.slot(s.first + i) for i in range(s.num_tokens)] for s in self.segments])[0]
+        return self._columns[2]
 
-    @cached_property
-    def _is_contiguous(self) -> list[bool]:
-        return [s.sequence.is_contiguous() for s in self.segments]
+    @property
+    def outputs(self) -> Tensor:
+        """Indices in the row of the tokens whose outputs are read, (rows,) int64."""
+        return self._columns[3]
 
-    def _row(self, parts: list[list[int]]) -> Tensor:
-        return torch.tensor([[x for part in parts for x in part]], device=self.device)
+    @property
+    def groups(self) -> list[Group]:
+        """The segments that attend in one call."""
+        return self._on_device[0]
 
-    def cached(self, index: int, store: Tensor, block_tokens: int) -> Tensor:
-        """Return the keys or values of segment `index`, (kv_heads, num_slots, head_dim): a view of contiguous blocks.
+    def by_group(self, row: Tensor) -> list[Tensor]:
+        """Return the tokens of each group, (B, n, …), padded; row: (N, …)."""
+        if not self._is_in_order:
+            return [row[group.device.rows] for group in self.groups]
+        parts = row.split([group.size * group.num_rows for group in self.groups])
+        return [part.unflatten(0, (group.size, -1)) for part, group in zip(parts, self.groups, strict=True)]
 
-        They are a copy if the blocks are scattered. store: (kv_heads, slots, head_dim), one layer's keys or values.
-        """
-        segment = self.segments[index]
-        if self._is_contiguous[index]:
-            start = segment.sequence.slot(0)
-            return store[:, start : start + segment.num_slots]
-        if index not in self._blocks:
-            self._blocks[index] = torch.tensor(segment.sequence.blocks, device=self.device)
-        blocks = store.unflatten(1, (-1, block_tokens))
-        return blocks[:, self._blocks[index]].flatten(1, 2)[:, : segment.num_slots]
-
-    def bias(self, index: int, window: int | None, groups: int) -> Tensor | None:
-        """Return the bias for the scores of segment `index`, (groups · num_tokens, num_slots): 0 or −inf.
-
-        None when every token sees every slot. groups: query heads per key head.
-        """
-        key = (index, window, groups)
-        if key not in self._biases:
-            seen = self.segments[index].visible(window)
-            self._biases[key] = None
-            if not seen.all():
-                bias = torch.zeros(seen.shape, dtype=self.dtype).masked_fill_(torch.from_numpy(~seen), -torch.inf)
-                self._biases[key] = bias.to(self.device).repeat(groups, 1)
-        return self._biases[key]
+    def in_row(self, parts: list[Tensor]) -> Tensor:
+        """Return the row, (N, …), of the groups' tokens, (B, n, …) each: the reverse of `by_group`."""
+        flat = [part.flatten(0, 1) for part in parts]
+        joined = flat[0] if len(flat) == 1 else torch.cat(flat)
+        return joined if self._is_in_order else joined[self._columns[4]]
 
     @property
     def windows(self) -> set[int | None]:
         """The sliding windows that layers have used; None stands for full attention."""
-        return {window for _, window, _ in self._biases}
+        return {window for group in self.groups for window in group.windows}
+
+    @property
+    def _columns(self) -> list[Tensor]:
+        """Ids, positions, slots and outputs; and where the groups' padded tokens hold each token of the row."""
+        return self._on_device[1]
+
+    @property
+    def _is_in_order(self) -> bool:
+        """True when the groups hold the row's tokens in their order, without padding."""
+        return self._on_device[2]
+
+    @cached_property
+    def _on_device(self) -> tuple[list[Group], list[Tensor], bool]:
+        """The groups, the columns, and whether the groups are in order; all goes to the device in one copy."""
+        segments = self.segments
+        ends = np.cumsum([segment.num_tokens for segment in segments]).tolist()
+        is_joined = joins(self.device)
+        members = grouped(segments) if is_joined else [[index] for index in range(len(segments))]
+        groups = [Group([segments[i] for i in own], [ends[i] - segments[i].num_tokens for i in own]) for own in members]
+        is_in_order = _are_in_order(groups)
+        columns = [
+            [token for s in segments for token in s.token_ids()],
+            [position for s in segments for position in s.positions()],
+            [s.sequence.slot(s.first + i) for s in segments for i in range(s.num_tokens)],
+            [i for s, end in zip(segments, ends, strict=True) for i in range(end - s.num_outputs, end)],
+        ]
+        arrays = [np.array(column, np.int64) for column in [*columns, [] if is_in_order else _places(groups)]]
+        copied = groups if is_joined else []
+        tensors = iter(stage([*arrays, *(array for group in copied for array in group.host)], self.device))
+        staged = list(islice(tensors, len(arrays)))
+        for group in copied:
+            group.device = GroupArrays(*islice(tensors, len(group.host)))
+        return groups, staged, is_in_order
+
+
+def joins(device: torch.device) -> bool:
+    """Return whether segments attend in groups.
+
+    On a GPU each launch costs; on a CPU the copies of keys and values cost more, and each segment reads its own in
+    place where its blocks are contiguous.
+    """
+    return device.type != "cpu"
+
+
+def _are_in_order(groups: Sequence[Group]) -> bool:
+    """Return whether the groups hold the row's tokens in their order, without padding."""
+    starts = [start for group in groups for start in group.starts]
+    return starts == sorted(starts) and all(min(group.sizes) == group.num_rows for group in groups)
+
+
+def _places(groups: Sequence[Group]) -> np.ndarray:
+    """Return where the groups' padded tokens, one group after another, hold each token of the row, (N,)."""
+    rows = np.concatenate([group.host.rows.ravel() for group in groups])
+    real = np.concatenate([group.real.ravel() for group in groups])
+    return np.flatnonzero(real)[rows[real].argsort()]

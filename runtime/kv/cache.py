@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from orchestrator.core.errors import ConfigError
+from runtime.staging import stage
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class KVCache:
     @torch.inference_mode()
     def move(self, sources: list[int], destinations: list[int]) -> None:
         """Copy slots to other slots; all sources are read before any destination is written."""
-        source = torch.tensor(sources, device=self.kv.device)
-        destination = torch.tensor(destinations, device=self.kv.device)
+        source, destination = stage([np.array(sources), np.array(destinations)], self.kv.device)
         self.kv[:, :, :, destination] = self.kv[:, :, :, source]
-        self.features[destination] = self.features[source]
+        if self.features.shape[1]:
+            self.features[destination] = self.features[source]

@@ -42,6 +42,11 @@ class CachedSequence:
         """Ids of the tokens; the computed ones come first."""
         return self.context.ids
 
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block."""
+        return self._pool.block_tokens
+
     def sync(self, delta: Delta) -> None:
         """Make `ids` the committed context, and forget what was computed beyond the common prefix.
 

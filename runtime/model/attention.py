@@ -29,30 +29,24 @@ def paged_tree_attention(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Write the row's keys and values to the cache, then let each segment attend to its own slots.
+    """Write the row's keys and values to the cache, then let the segments of each group attend to their own slots.
 
     query: (1, H, N, d), key and value: (1, H_kv, N, d), one row of N tokens, with rotary positions applied.
     s_aux: (H,) attention sinks. Returns (1, N, H, d).
     """
     layer: int = module.layer_idx  # type: ignore[assignment]
-    keys, values = cache.kv[layer]
-    keys.index_copy_(1, batch.slots, key[0])
-    values.index_copy_(1, batch.slots, value[0])
-    num_heads, num_kv_heads = query.shape[1], key.shape[1]
+    store = cache.kv[layer]
+    store[0].index_copy_(1, batch.slots, key[0])
+    store[1].index_copy_(1, batch.slots, value[0])
+    num_kv_heads = key.shape[1]
+    heads_per_key = query.shape[1] // num_kv_heads
     outputs = []
-    for index, own in enumerate(query.split([segment.num_tokens for segment in batch.segments], dim=2)):
-        output = _attend(
-            own.reshape(1, num_kv_heads, -1, query.shape[-1]),
-            batch.cached(index, keys, cache.block_tokens)[None],
-            batch.cached(index, values, cache.block_tokens)[None],
-            batch.bias(index, sliding_window, num_heads // num_kv_heads),
-            scaling,
-            softcap,
-            s_aux,
-        )
-        outputs.append(output.reshape(1, num_heads, own.shape[2], -1))
-    row = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
-    return row.transpose(1, 2), None
+    for group, own in zip(batch.groups, batch.by_group(query[0].transpose(0, 1)), strict=True):
+        by_key = own.unflatten(2, (num_kv_heads, heads_per_key)).permute(0, 2, 3, 1, 4)  # (B, H_kv, groups, n, d)
+        bias = group.bias(sliding_window, heads_per_key, batch.dtype)
+        output = _attend(by_key.flatten(2, 3), *group.keys_and_values(store), bias, scaling, softcap, s_aux)
+        outputs.append(output.view(by_key.shape).permute(0, 3, 1, 2, 4).flatten(2, 3))
+    return batch.in_row(outputs)[None], None
 
 
 def _attend(
@@ -64,10 +58,10 @@ def _attend(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Return the attention output of one segment, (1, H_kv, groups · n, d).
+    """Return the attention output of a group of B segments, (B, H_kv, groups · n, d).
 
-    query: (1, H_kv, groups · n, d), the heads that share a key head one after another. key, value: (1, H_kv, slots, d).
-    bias: (groups · n, slots). sinks: (H,), an extra logit per head, whose share of the softmax is discarded.
+    query: (B, H_kv, groups · n, d), the heads that share a key head one after another. key, value: (B, H_kv, slots, d).
+    bias: (B, 1, groups · n, slots). sinks: (H,), an extra logit per head, whose share of the softmax is discarded.
     """
     if softcap is None and sinks is None:
         return functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
@@ -78,7 +72,7 @@ def _attend(
         scores = scores + bias
     if sinks is None:
         return scores.softmax(dim=-1) @ value
-    num_kv_heads, rows = scores.shape[1:3]
-    groups = sinks.numel() // num_kv_heads
-    column = sinks.to(scores.dtype).repeat_interleave(rows // groups).view(1, num_kv_heads, rows, 1)
+    size, num_kv_heads, rows, _ = scores.shape
+    num_equal = num_kv_heads * rows // sinks.numel()
+    column = sinks.to(scores.dtype).repeat_interleave(num_equal).view(1, num_kv_heads, rows, 1).expand(size, -1, -1, -1)
     return torch.cat([scores, column], dim=-1).softmax(dim=-1)[..., :-1] @ value

@@ -67,7 +67,7 @@ class CausalModel:
             input_ids=batch.ids,
             position_ids=batch.positions,
             use_cache=False,
-            logits_to_keep=_logit_rows(batch),
+            logits_to_keep=batch.outputs,
             batch=batch,
             cache=cache,
         )
@@ -75,16 +75,6 @@ class CausalModel:
             cache.features[batch.slots] = self._tap.take()
         logits: Tensor = output.logits[0]
         return logits
-
-
-def _logit_rows(batch: Pass[Segment]) -> Tensor:
-    """Return the indices in the row of every root and node, (rows,) int64."""
-    rows: list[int] = []
-    start = 0
-    for segment in batch.segments:
-        rows += range(start + segment.num_context - 1, start + segment.num_tokens)
-        start += segment.num_tokens
-    return torch.tensor(rows, device=batch.device)
 
 
 def adapt(model: Any, features: HiddenStates = HiddenStates.NONE) -> CausalModel:

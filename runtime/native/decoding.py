@@ -14,7 +14,8 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import IdArray
 from orchestrator.native.drafts_library import CostFields
 from orchestrator.native.sampling import Requests
-from runtime.kv.batch import MAX_PASS_ROWS, MAX_TREE_NODES, STEP_TOKENS
+from runtime.kv.batch import MAX_PASS_ROWS, MAX_TREE_NODES
+from runtime.kv.groups import STEP_TOKENS
 from runtime.native.drafters import DrafterFields, DrafterUseFields, NativeUses
 
 #: Maximum memory of a pass's logits, unless the first trees need more.

@@ -52,7 +52,7 @@ class Forced:
 
     def commit(self, tree: TokenTree, walk: AcceptedPath) -> None:
         """Keep the path of the step, whatever this dtype would have picked."""
-        self._engine.paged.commit(self._sequence, tree, walk)
+        self._engine.paged.commit([(self._sequence, tree, walk)])
 
 
 class Rows(NamedTuple):

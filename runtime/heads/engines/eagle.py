@@ -34,6 +34,7 @@ from runtime.heads.modules.layers import head_dim
 from runtime.kv.batch import Pass
 from runtime.kv.blocks import BlockPool
 from runtime.kv.cache import CacheShape, KVCache
+from runtime.kv.groups import Visible
 from runtime.kv.sequences import CachedSequence, SequenceTable
 from runtime.model.attention import paged_tree_attention
 from runtime.native.cache import NativeCache
@@ -44,7 +45,7 @@ from runtime.native.heads import NativeHead
 
 @dataclass(eq=False)
 class KVRows:
-    """The KV rows that a pass computes for one call; implements `runtime.kv.batch.PassSegment`.
+    """The KV rows that a pass computes for one call; implements `runtime.kv.groups.PassSegment`.
 
     tokens: the token of each row. first: the index of the first row's slot in the sequence; the others follow.
     row_positions: the position of each row. seen: (rows, slots) bool, the slots that each row attends to.
@@ -66,6 +67,11 @@ class KVRows:
         """Number of slots that the rows may attend to."""
         return int(self.seen.shape[1])
 
+    @property
+    def num_outputs(self) -> int:
+        """Every row's output is read."""
+        return self.num_tokens
+
     def token_ids(self) -> list[int]:
         """Return the token of each row."""
         return self.tokens
@@ -74,9 +80,9 @@ class KVRows:
         """Return the position of each row."""
         return self.row_positions
 
-    def visible(self, window: int | None) -> np.ndarray:
+    def visible(self) -> Visible:
         """Return the slots that each row attends to; a head has no sliding window."""
-        return self.seen
+        return Visible(np.zeros(self.num_tokens, np.int64), 0, self.seen)
 
 
 class EagleEngine(HeadEngine):

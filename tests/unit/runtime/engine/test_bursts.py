@@ -25,7 +25,7 @@ from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import BurstRequest, EngineCall
 from runtime.engine.passes import Passes
 from runtime.engine.target import StepCall, TargetEngine
-from runtime.kv.batch import STEP_TOKENS
+from runtime.kv.groups import STEP_TOKENS
 from runtime.native.decoding import Continuation
 from tests.support.engines import LIMIT_S, make_paged
 from tests.unit.runtime.engine.test_runs import PROMPT

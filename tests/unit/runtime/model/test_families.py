@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import runtime.kv.batch
 import runtime.model.attention
 import runtime.model.check
 from orchestrator.core.context import Context
@@ -120,8 +121,13 @@ def segment_of(paged: PagedModel, sequence_id: int, ids: list[int], tree: TokenT
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_trees_over_long_contexts_equal_the_stock_model(name: str, tmp_path: Path) -> None:
-    """Two sequences: one whose context is half in the cache, one that comes whole; both with trees."""
+def test_trees_over_long_contexts_equal_the_stock_model(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sequences: one whose context is half in the cache, one that comes whole; both with trees.
+
+    They attend each alone, as on a CPU, and in a group, as on a GPU.
+    """
     folder = write_checkpoint(tmp_path, name.partition(":")[0], **FAMILIES[name])
     paged = PagedModel(load_model(str(folder), "cpu", "float64"), memory_mb=4, block_tokens=4)
     stock = Stock(folder)
@@ -129,11 +135,12 @@ def test_trees_over_long_contexts_equal_the_stock_model(name: str, tmp_path: Pat
     paged.forward([segment_of(paged, 1, known[: 2 * WINDOW + 3], TokenTree.bare())])
     segments = [segment_of(paged, 1, known, random_tree(7)), segment_of(paged, 2, fresh, random_tree(6))]
     assert segments[0].first == 2 * WINDOW + 3
-    logits = paged.forward(segments).numpy()
     paths = [path for s in segments for path in node_paths(s.sequence.ids, s.tree)]
     truth = np.stack([stock.logits(path) for path in paths])
     assert np.abs(truth).max() > 0.1
-    assert np.abs(logits - truth).max() <= 1e-10
+    for joins in (False, True):
+        monkeypatch.setattr(runtime.kv.batch, "joins", lambda device, joins=joins: joins)
+        assert np.abs(paged.forward(segments).numpy() - truth).max() <= 1e-10
 
 
 # bfloat16 stands for the default dtype of real deployments: norms, packed products and caches in 8 bits.
