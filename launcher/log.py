@@ -1,9 +1,10 @@
-"""Reads a server's log: the one line that says why the server ended, and new lines as they are added."""
+"""Prints the launcher's own lines, and reads a server's log: the one line that says why the server ended, and new lines as they are added."""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
 # The first pattern that matches wins: they are ordered from causes to consequences.
@@ -19,6 +20,11 @@ _CAUSES = (
 MAX_LOG_BYTES = 8 << 20
 _NOISE = "CudaDriverHelper has not been initialized"
 _WRAPPERS = re.compile(r"^(\w+\.)*(TritonModelException|ServingError|ConfigError|EngineError): ")
+
+
+def print_error(text: str) -> None:
+    """Print one line on standard error."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def cause(text: str) -> str:

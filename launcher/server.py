@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -35,10 +34,6 @@ REPOSITORY = Path(__file__).resolve().parent.parent / "model_repository"
 DEFAULTS = Settings()
 # How long Triton may take to end. It waits while any client keeps a connection open, even an idle one.
 _EXIT_LIMIT_S = 5
-
-
-def _print_error(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 class Server:
@@ -71,7 +66,7 @@ class Server:
         hang_limit_s: float = DEFAULTS.hang_limit_s,
         stop_limit_s: int = DEFAULTS.stop_limit_s,
         log_level: str = DEFAULTS.log_level,
-        say: Callable[[str], None] = _print_error,
+        say: Callable[[str], None] = log.print_error,
     ) -> None:
         self.config_path = Path(os.path.abspath(config_path))
         self.repository = Path(repository or REPOSITORY).absolute()
@@ -125,7 +120,7 @@ class Server:
             self._triton = triton = self._make_triton(self._work, config)
             triton.start()
         except BaseException:
-            self._end(keeps_log=not self.stop_requested)
+            self.stop(keeps_log=not self.stop_requested)
             raise
         self.started_in_s, self._reloader = time.monotonic() - began_s, reloader
         self._watch = Watch(
@@ -216,9 +211,22 @@ class Server:
         self._stop_at_once = self.stop_requested
         self.stop_requested = True
 
-    def stop(self) -> None:
-        """End the server and remove its processes, shared memory and files, in bounded time; may be called twice."""
-        self._end()
+    def stop(self, keeps_log: bool = False) -> None:
+        """End the server and remove its processes, shared memory and files, in bounded time; may be called twice.
+
+        keeps_log: keep the log for a day, unless it is empty.
+        """
+        if self._health:
+            self._health.close()
+        for part in (self._token_watch, self._watch, self._triton):
+            if part:
+                part.end()
+        self._health = self._watch = self._token_watch = self._triton = self._reloader = None
+        if self._work and keeps_log and self.log():
+            self._say(f"the server's log: {self._work.keep_log()}")
+        elif self._work:
+            self._work.remove()
+        self._work = None
 
     def log(self) -> str:
         """Return what the server and its models have written."""
@@ -286,20 +294,3 @@ class Server:
             say=self._say,
             is_stopped=lambda: self.stop_requested,
         )
-
-    def _end(self, keeps_log: bool = False) -> None:
-        """End the processes and remove the work folder. keeps_log: keep the log for a day, unless it is empty."""
-        if self._health:
-            self._health.close()
-        if self._token_watch:
-            self._token_watch.end()
-        if self._watch:
-            self._watch.end()
-        if self._triton:
-            self._triton.end()
-        self._health = self._watch = self._token_watch = self._triton = self._reloader = None
-        if self._work and keeps_log and self.log():
-            self._say(f"the server's log: {self._work.keep_log()}")
-        elif self._work:
-            self._work.remove()
-        self._work = None
