@@ -121,11 +121,11 @@ class Pass(Generic[AnySegment]):
         if not self._is_in_order:
             return [row[group.device.rows] for group in self.groups]
         parts = row.split([group.size * group.num_rows for group in self.groups])
-        return [part.unflatten(0, (group.size, -1)) for part, group in zip(parts, self.groups, strict=True)]
+        return [part.view(group.size, -1, *row.shape[1:]) for part, group in zip(parts, self.groups, strict=True)]
 
     def in_row(self, parts: list[Tensor]) -> Tensor:
         """Return the row, (N, …), of the groups' tokens, (B, n, …) each: the reverse of `by_group`."""
-        flat = [part.flatten(0, 1) for part in parts]
+        flat = [part.reshape(-1, *part.shape[2:]) for part in parts]
         joined = flat[0] if len(flat) == 1 else torch.cat(flat)
         return joined if self._is_in_order else joined[self._columns[4]]
 

@@ -160,7 +160,8 @@ class Group:
             own = store[:, None, :, self.span]
         else:
             own = store[:, :, self._slots].unflatten(2, (self.size, self.num_slots)).transpose(1, 2)
-        return own[0], own[1]
+        keys, values = own.unbind()
+        return keys, values
 
     @cached_property
     def _slots(self) -> Tensor:

@@ -38,14 +38,13 @@ def paged_tree_attention(
     store = cache.kv[layer]
     store[0].index_copy_(1, batch.slots, key[0])
     store[1].index_copy_(1, batch.slots, value[0])
-    num_kv_heads = key.shape[1]
-    heads_per_key = query.shape[1] // num_kv_heads
+    num_heads, num_kv_heads = query.shape[1], key.shape[1]
     outputs = []
     for group, own in zip(batch.groups, batch.by_group(query[0].transpose(0, 1)), strict=True):
-        by_key = own.unflatten(2, (num_kv_heads, heads_per_key)).permute(0, 2, 3, 1, 4)  # (B, H_kv, groups, n, d)
-        bias = group.bias(sliding_window, heads_per_key, batch.dtype)
-        output = _attend(by_key.flatten(2, 3), *group.keys_and_values(store), bias, scaling, softcap, s_aux)
-        outputs.append(output.view(by_key.shape).permute(0, 3, 1, 2, 4).flatten(2, 3))
+        by_key = own.transpose(1, 2).reshape(group.size, num_kv_heads, -1, own.shape[3])
+        bias = group.bias(sliding_window, num_heads // num_kv_heads, batch.dtype)
+        output = _attend(by_key, *group.keys_and_values(store), bias, scaling, softcap, s_aux)
+        outputs.append(output.reshape(group.size, num_heads, group.num_rows, -1).transpose(1, 2))
     return batch.in_row(outputs)[None], None
 
 
