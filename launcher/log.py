@@ -1,4 +1,4 @@
-"""Prints the launcher's own lines, and reads a server's log: the one line that says why the server ended, and new lines as they are added."""
+"""Prints the launcher's own lines; reads a server's log: why it ended, in one line, and new lines as they come."""
 
 from __future__ import annotations
 
