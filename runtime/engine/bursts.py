@@ -6,6 +6,7 @@ answering and proposing take Python as long as a pass.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from orchestrator.core.proposal import Proposal, Step
@@ -14,16 +15,13 @@ from orchestrator.core.types import Acceptance, PassLoad
 from orchestrator.native.sampling import sampler
 from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import BurstRequest, EngineCall, StepsMade
+from runtime.engine.schedule import Kind, Part
 from runtime.kv.batch import STEP_TOKENS, Segment
 from runtime.native.decoding import Continuation, DecodedSteps, Draft
 
 StepCall = EngineCall[StepRequest]
 #: The calls of a pass, each with the part that the pass computes.
 Planned = list[tuple[StepCall, Segment]]
-
-#: If there are at least this many native steps for each step that Python decides, the latter get a pass of their own:
-#: an extra pass is cheaper than answering all native steps.
-NATIVE_PER_STEP = 3
 
 
 class Burst(NamedTuple):
@@ -41,32 +39,25 @@ def is_native(request: StepRequest) -> bool:
     return isinstance(request, BurstRequest) and follows_rule
 
 
-def is_step(call: StepCall) -> bool:
-    """Return whether an opened call only has to compute its root and its tree.
+def kind_of(call: StepCall) -> Kind:
+    """Return what the next part of a call computes.
 
     The first call of a sequence reads a prompt, and a sequence that has lost its blocks reads its whole context.
     """
     sequence = call.sequence
-    return bool(call.delta.context_start and sequence and len(sequence.ids) - sequence.num_computed == 1)
+    if not (call.delta.context_start and sequence and len(sequence.ids) - sequence.num_computed == 1):
+        return Kind.PROMPT
+    if draft_of(call).tree.num_nodes > STEP_TOKENS:
+        return Kind.LARGE
+    return Kind.NATIVE if sampler() and is_native(call.request) else Kind.PYTHON
 
 
-def is_short(call: StepCall) -> bool:
-    """Return whether a call is a step without a large draft, so that its pass takes no longer than usual."""
-    return is_step(call) and draft_of(call).tree.num_nodes <= STEP_TOKENS
-
-
-def split_native(steps: Planned) -> tuple[Planned, Planned]:
-    """Return the steps for native code, and those that Python decides in a pass of its own.
-
-    If the latter are too many for that, all steps share one pass: the second list is empty.
-    """
-    native, python = ([each for each in steps if is_native(each[0].request) is wanted] for wanted in (True, False))
-    return (native, python) if sampler() and len(native) >= NATIVE_PER_STEP * len(python) else (steps, [])
-
-
-def has_prompts(planned: Planned) -> bool:
-    """Return whether any of the calls reads a prompt or a part of one."""
-    return not all(is_step(call) for call, _ in planned)
+def parts_of(planned: Planned) -> list[Part[tuple[StepCall, Segment]]]:
+    """Return the parts of a plan as the scheduler sees them."""
+    return [
+        Part((call, segment), kind_of(call), call.made.answer_by_s if call.made else math.inf)
+        for call, segment in planned
+    ]
 
 
 def burst_of(call: StepCall, segment: Segment, now_s: float) -> Burst | None:
@@ -105,13 +96,6 @@ def note(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], began_s: 
     made.draft, made.noted_s, call.made = decoded.draft, now_s, made
     if decoded.is_over or len(made.steps) >= request.max_steps:
         call.answer_made()
-
-
-def not_due(planned: Planned, at_s: float) -> Planned:
-    """Answer the calls whose hold will be over at at_s, if they have steps; return the unanswered ones."""
-    for call, _ in planned:
-        answer_if_due(call, at_s)
-    return [each for each in planned if not each[0].answered]
 
 
 def answer_if_due(call: StepCall, at_s: float) -> None:

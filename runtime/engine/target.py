@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import replace
 
@@ -20,6 +19,7 @@ from runtime.engine.bursts import Planned, StepCall
 from runtime.engine.calls import GuidedStep
 from runtime.engine.loads import load_of, loads_of
 from runtime.engine.paged import PagedEngine, PagedModel
+from runtime.engine.schedule import Scheduler
 from runtime.engine.verify import VerifyInput, VerifyResult, verify
 from runtime.kv.pressure import BlockPressure
 from runtime.kv.sequences import CachedSequence
@@ -42,9 +42,8 @@ class TargetEngine(PagedEngine[StepRequest]):
         super().__init__(paged)
         self.pressure = BlockPressure(paged.sequences, self._on_preempt)
         self._calls: list[StepCall] = []
-        self._long_pass_s = 0.0  # time of the last pass of prompts and large drafts
-        self._python_pass_s = 0.0  # time of the last separate pass of steps that Python decides
-        self._owed_s = 0.0  # time that the other steps may still take before the next large draft
+        # On a CPU, batching does not make rows cheaper.
+        self._scheduler = Scheduler(is_separate=isinstance(paged.model, NativeModel))
 
     def advance(self, calls: list[StepCall]) -> list[StepCall]:
         """Run a pass, answer the calls that are complete, and return the others, including those waiting for blocks."""
@@ -85,61 +84,15 @@ class TargetEngine(PagedEngine[StepRequest]):
                 call.sequence = None
 
     def _run(self, planned: Planned) -> None:
-        """Run a pass; on a CPU, where batching does not make rows cheaper, long parts get a pass of their own.
-
-        Long parts are parts of prompts, and steps with large drafts. Separated from them, the other steps take their
-        usual time and can run in native code. After a long pass they may take as long as it did: meanwhile large
-        drafts wait, but prompts do not, since their first tokens would be late. Finished steps are answered before
-        a long pass if their hold would end during it, assuming that it takes as long as the last one.
-        """
-        steps, long = ([each for each in planned if bursts.is_short(each[0]) is wanted] for wanted in (True, False))
-        if not isinstance(self.paged.model, NativeModel):
-            self._run_pass(planned, 0.0, is_atypical=bursts.has_prompts(planned))
-            return
-        unanswered = [call for call in self._calls if not call.answered]
-        began_s = time.monotonic()
-        if not (long and steps):
-            # Steps without room in this pass should wait for one pass, not for a burst or for the others' hold.
-            limit_s = math.inf if len(planned) == sum(map(bursts.is_step, unanswered)) else 0.0
-            if steps:
-                self._run_steps(steps, limit_s)
-            else:
-                self._run_pass(long, limit_s, is_atypical=bursts.has_prompts(long))
-            self._owed_s = time.monotonic() - began_s if long else 0.0
-            return
-        if self._owed_s > 0.0 and not bursts.has_prompts(long):
-            self.progress.num_calls -= len(long)  # they wait for a later pass
-        else:
-            steps = bursts.not_due(steps, began_s + self._long_pass_s)
-            self._run_pass(long, 0.0, is_atypical=True, num_beside=len(steps))
-            self._owed_s = self._long_pass_s = time.monotonic() - began_s
-            if not steps:
-                return
-            self.progress.num_passes += 1
-        began_s = time.monotonic()
-        may_go_on = len(steps) == sum(bursts.is_short(call) for call in unanswered if not call.answered)
-        num_beside = sum(bursts.is_step(call) for call, _ in long)
-        self._run_steps(steps, self._owed_s if may_go_on else 0.0, num_beside)
-        self._owed_s -= time.monotonic() - began_s
-
-    def _run_steps(self, steps: Planned, limit_s: float, num_beside: int = 0) -> None:
-        """Run a pass of steps, or a burst until limit_s is over.
-
-        If Python decides only a few of the steps, these get a pass of their own first, and the others may then continue
-        for as long as it took. In a common pass all would have to be answered, and an answer and the next proposal cost
-        as much time in Python as a row in the pass.
-        """
-        native, python = bursts.split_native(steps)
-        if python:
-            began_s = time.monotonic()
-            native = bursts.not_due(native, began_s + self._python_pass_s)
-            self._run_pass(python, 0.0, num_beside=len(native) + num_beside)
-            self._python_pass_s = time.monotonic() - began_s
-            if not native:
-                return
-            self.progress.num_passes += 1
-            limit_s = min(limit_s, self._python_pass_s)
-        self._run_pass(native, limit_s, num_beside=len(python) + num_beside)
+        """Run the passes that the scheduler makes of a plan."""
+        parts, in_plan = bursts.parts_of(planned), {call for call, _ in planned}
+        others = [bursts.kind_of(call) for call in self._calls if not (call.answered or call in in_plan)]
+        self.progress.num_calls -= len(self._scheduler.delayed(parts))
+        for number, each in enumerate(self._scheduler.passes(parts, others)):
+            self.progress.num_passes += number > 0  # the caller has counted the first one
+            for part in each.due:
+                part.item[0].answer_made()
+            self._run_pass([part.item for part in each.parts], each.limit_s, each.is_atypical, each.num_beside)
 
     def _run_pass(self, planned: Planned, limit_s: float, is_atypical: bool = False, num_beside: int = 0) -> None:
         """Run a pass, or a burst until limit_s is over; answer the calls that are complete.
