@@ -14,7 +14,7 @@ from orchestrator.core.sampling_params import Rule
 from orchestrator.core.types import Acceptance, PassLoad
 from orchestrator.native.sampling import sampler
 from orchestrator.wire.target import StepRequest
-from runtime.engine.calls import BurstRequest, EngineCall, StepsMade
+from runtime.engine.calls import BurstRequest, EngineCall, FinishedSteps
 from runtime.engine.schedule import Kind, Part
 from runtime.kv.batch import STEP_TOKENS, Segment
 from runtime.native.decoding import Continuation, DecodedSteps, Draft
@@ -55,7 +55,7 @@ def kind_of(call: StepCall) -> Kind:
 def parts_of(planned: Planned) -> list[Part[tuple[StepCall, Segment]]]:
     """Return the parts of a plan as the scheduler sees them."""
     return [
-        Part((call, segment), kind_of(call), call.made.answer_by_s if call.made else math.inf)
+        Part((call, segment), kind_of(call), call.finished.answer_by_s if call.finished else math.inf)
         for call, segment in planned
     ]
 
@@ -66,19 +66,19 @@ def burst_of(call: StepCall, segment: Segment, now_s: float) -> Burst | None:
     is_one_row = segment.first + 1 == segment.last == len(call.opened.ids)
     if not (isinstance(request, BurstRequest) and is_native(request) and is_one_row):
         return None
-    continuation, made = request.continuation, call.made
-    if made is None:
+    continuation, finished = request.continuation, call.finished
+    if finished is None:
         return Burst(continuation, request.max_steps, request.limit_s)
     continuation = continuation._replace(
-        max_tokens=continuation.max_tokens - made.num_tokens,
-        min_tokens=max(continuation.min_tokens - made.num_tokens, 0),
+        max_tokens=continuation.max_tokens - finished.num_tokens,
+        min_tokens=max(continuation.min_tokens - finished.num_tokens, 0),
     )
-    return Burst(continuation, request.max_steps - len(made.steps), made.answer_by_s - now_s)
+    return Burst(continuation, request.max_steps - len(finished.steps), finished.answer_by_s - now_s)
 
 
 def draft_of(call: StepCall) -> Draft:
     """Return the draft that the call's next step verifies."""
-    return call.made.draft if call.made else Draft(call.request.tree, [])
+    return call.finished.draft if call.finished else Draft(call.request.tree, [])
 
 
 def note(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], began_s: float, now_s: float) -> None:
@@ -90,18 +90,18 @@ def note(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], began_s: 
     assert isinstance(request, BurstRequest)
     # A call that has steps is never refused for being late, so it must be answered by its deadline.
     answer_by_s = min(began_s + request.limit_s, call.deadline_s)
-    made = call.made or StepsMade(decoded.draft, answer_by_s, noted_s=call.arrived_s)
-    made.steps += _steps(call, decoded, loads, began_s - made.noted_s)
-    made.num_tokens += sum(len(step.path) + 1 for step in decoded.steps)
-    made.draft, made.noted_s, call.made = decoded.draft, now_s, made
-    if decoded.is_over or len(made.steps) >= request.max_steps:
-        call.answer_made()
+    finished = call.finished or FinishedSteps(decoded.draft, answer_by_s, noted_s=call.arrived_s)
+    finished.steps += _steps(call, decoded, loads, began_s - finished.noted_s)
+    finished.num_tokens += sum(len(step.path) + 1 for step in decoded.steps)
+    finished.draft, finished.noted_s, call.finished = decoded.draft, now_s, finished
+    if decoded.is_over or len(finished.steps) >= request.max_steps:
+        call.answer_finished()
 
 
 def answer_if_due(call: StepCall, at_s: float) -> None:
     """Answer a call with the steps run for it, if there are any and its hold will be over at at_s."""
-    if call.made and call.made.answer_by_s <= at_s:
-        call.answer_made()
+    if call.finished and call.finished.answer_by_s <= at_s:
+        call.answer_finished()
 
 
 def _steps(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], waited_s: float) -> list[Step]:

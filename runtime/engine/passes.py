@@ -64,9 +64,9 @@ class Passes(Generic[Request]):
             raise
         except Exception as error:
             log.exception("a pass over %d requests failed", len(calls))
-            if len(calls) == 1 and not calls[0].answer_made():
+            if len(calls) == 1 and not calls[0].answer_finished():
                 self._refuse(calls[0], error)
-        unanswered = [call for call in calls if not call.answer_made()]
+        unanswered = [call for call in calls if not call.answer_finished()]
         for call in unanswered:
             # The failed pass may have left the sequence half updated; opening it again restores it.
             call.sequence = None

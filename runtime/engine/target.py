@@ -63,7 +63,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         super()._open_all(sorted(calls, key=lambda call: (number(call.sequence_id), call.arrived_s)))
 
     def _open(self, call: StepCall) -> None:
-        if call.answer_made():
+        if call.answer_finished():
             return  # its sequence has lost its blocks
         tree = call.request.tree
         if call.request.sampling.logits_options.grammar and not isinstance(call.request, GuidedStep):
@@ -91,7 +91,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         for number, each in enumerate(self._scheduler.passes(parts, others)):
             self.progress.num_passes += number > 0  # the caller has counted the first one
             for part in each.due:
-                part.item[0].answer_made()
+                part.item[0].answer_finished()
             self._run_pass([part.item for part in each.parts], each.limit_s, each.is_atypical, each.num_beside)
 
     def _run_pass(self, planned: Planned, limit_s: float, is_atypical: bool = False, num_beside: int = 0) -> None:
@@ -104,7 +104,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         if decoded := self._decode(planned, limit_s):
             self._note_burst(planned, decoded, began_s, limit_s > 0.0, num_beside)
             return
-        planned = [each for each in planned if not each[0].answer_made()]
+        planned = [each for each in planned if not each[0].answer_finished()]
         if not planned:
             return
         for call, segment in planned:
@@ -184,7 +184,7 @@ class TargetEngine(PagedEngine[StepRequest]):
             call.opened.publish(len(call.opened.ids))
             bursts.note(call, each, loads, began_s, now_s)
             if not may_wait:
-                call.answer_made()
+                call.answer_finished()
 
     def _verify_input(self, call: StepCall) -> VerifyInput:
         request = call.request

@@ -78,7 +78,9 @@ class Sequence:
             self.context.commit([self.answers[0].next_token])
         call = self.call(len(self.context) - 1)
         continuation = Continuation(**{"max_tokens": 100, "drafts": drafts, **end})
-        call.request = BurstRequest.of(call.request, max_steps=MAX_STEPS, limit_s=limit_s, continuation=continuation)
+        call.request = BurstRequest(
+            **vars(call.request), max_steps=MAX_STEPS, limit_s=limit_s, continuation=continuation
+        )
         return call
 
     @property
@@ -177,8 +179,8 @@ def test_steps_are_answered_when_their_hold_is_over(engine: TargetEngine) -> Non
     sequence = Sequence(engine, 1)
     call = sequence.several()
     engine.advance([call])
-    assert call.made
-    call.made.answer_by_s = time.monotonic()
+    assert call.finished
+    call.finished.answer_by_s = time.monotonic()
     engine.advance([call])
     assert call.answered and len(sequence.steps) == 2
 
@@ -189,7 +191,7 @@ def test_finished_steps_are_delivered_though_the_deadline_passes(engine: TargetE
     call.deadline_s = deadline_s = time.monotonic() + 1.0
     assert call.is_late(deadline_s)
     engine.advance([call])
-    assert call.made and call.made.answer_by_s == deadline_s and not call.is_late(deadline_s)
+    assert call.finished and call.finished.answer_by_s == deadline_s and not call.is_late(deadline_s)
 
 
 def test_a_sequence_that_loses_its_blocks_is_answered_first_and_goes_on_with_the_same_text(
@@ -225,8 +227,8 @@ def test_a_step_that_python_decides_has_a_pass_of_its_own_beside_three_others(
     answer = few.answers[1]
     assert isinstance(answer, Acceptance) and answer.load and not answer.is_atypical
     assert (answer.num_in_pass, answer.load.num_steps, answer.load.num_beside) == (4, 1, 3)
-    made = calls[0].made
-    assert made and [step.acceptance.num_in_pass for step in made.steps] == [3, 4]
+    finished = calls[0].finished
+    assert finished and [step.acceptance.num_in_pass for step in finished.steps] == [3, 4]
     for call, other in zip(calls, others, strict=True):
         advance_until_answered(engine, call)
         assert other.told == uninterrupted().told
@@ -248,7 +250,7 @@ def test_steps_are_answered_before_a_pass_that_native_code_cannot_repeat(engine:
 
 
 @pytest.mark.parametrize("num_calls", (1, 2))
-def test_a_pass_that_fails_loses_no_step_that_was_made(
+def test_a_pass_that_fails_loses_no_finished_step(
     engine: TargetEngine, monkeypatch: pytest.MonkeyPatch, num_calls: int
 ) -> None:
     sequence, other = Sequence(engine, 1), Sequence(engine, 2)
@@ -266,8 +268,8 @@ def test_the_first_step_of_each_pass_has_waited_for_it(engine: TargetEngine) -> 
     call = sequence.several()
     call.arrived_s -= 1.0
     engine.advance([call])
-    assert call.made
-    call.made.noted_s -= 2.0
+    assert call.finished
+    call.finished.noted_s -= 2.0
     engine.progress.num_waiting.value = 0
     engine.advance([call])
     waited_s = [1e-6 * step.acceptance.queue_us for step in sequence.steps]
@@ -303,13 +305,13 @@ def test_finished_steps_do_not_wait_for_a_prompt_beyond_their_hold(engine: Targe
     other = Sequence(engine, 2, Context([4, 4, 8]), answers=sequence.answers)
     call, prompt = sequence.several(), other.begin()
     engine.advance([call])
-    assert call.made
-    call.made.answer_by_s = time.monotonic()
+    assert call.finished
+    call.finished.answer_by_s = time.monotonic()
     assert engine.advance([call, prompt]) == []
     assert len(sequence.steps) == 1 and isinstance(sequence.answers[2], Acceptance)  # in this order
 
 
-def test_an_older_sequence_that_needs_blocks_takes_those_of_one_whose_steps_are_made(
+def test_an_older_sequence_that_needs_blocks_takes_those_of_one_whose_steps_are_unanswered(
     engine: TargetEngine, uninterrupted: Callable[..., Sequence]
 ) -> None:
     older, younger = Sequence(engine, 1), Sequence(engine, 2)
@@ -333,7 +335,7 @@ def test_a_large_draft_has_a_pass_of_its_own_beside_steps(engine: TargetEngine) 
     assert engine.advance([large, call]) == [call]
     assert engine.progress.num_passes == num_passes + 1  # the thread counts the other one
     assert other.answers[1].num_in_pass == 2 and other.answers[1].is_atypical
-    assert call.made and [step.acceptance.num_in_pass for step in call.made.steps] == [1, 2]
+    assert call.finished and [step.acceptance.num_in_pass for step in call.finished.steps] == [1, 2]
 
 
 def test_a_large_draft_that_waits_behind_a_prompt_is_not_counted(engine: TargetEngine) -> None:
@@ -342,7 +344,7 @@ def test_a_large_draft_that_waits_behind_a_prompt_is_not_counted(engine: TargetE
     num_calls = engine.progress.num_calls
     assert engine.advance([large, call]) == [large, call]
     assert engine.progress.num_calls == num_calls - 1  # the thread counts both
-    assert call.made and len(call.made.steps) == 1
+    assert call.finished and len(call.finished.steps) == 1
 
 
 def test_large_drafts_do_not_go_on_while_others_of_them_have_no_room(engine: TargetEngine) -> None:
@@ -359,7 +361,7 @@ def test_a_prompt_does_not_wait_until_steps_have_had_the_time_of_the_last_one(en
     sequence, reader = Sequence(engine, 1, Context([5] * 10)), Sequence(engine, 2)
     call = reader.several()
     assert engine.advance([sequence.begin(), call]) == [call]
-    assert len(sequence.answers) == 1 and call.made
+    assert len(sequence.answers) == 1 and call.finished
 
 
 def test_the_load_of_every_pass_counts_the_contexts_that_its_rows_attend_to(engine: TargetEngine) -> None:
