@@ -8,8 +8,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
 from orchestrator.core.errors import ServingError
 from orchestrator.core.proposal import Step
@@ -45,11 +45,6 @@ class BurstRequest(StepRequest):
     continuation: Continuation = ONE_TOKEN
     sources: tuple[str, ...] = ()
 
-    @classmethod
-    def of(cls, request: StepRequest, **more: Any) -> BurstRequest:
-        """Return the step `request` with the fields that this class adds."""
-        return cls(**{each.name: getattr(request, each.name) for each in fields(StepRequest)}, **more)
-
 
 @dataclass(frozen=True, eq=False)
 class GuidedStep(StepRequest):
@@ -57,15 +52,10 @@ class GuidedStep(StepRequest):
 
     legal: BoolArray = field(kw_only=True)
 
-    @classmethod
-    def of(cls, request: StepRequest, legal: BoolArray) -> GuidedStep:
-        """Return the step `request` under a grammar."""
-        return cls(**{each.name: getattr(request, each.name) for each in fields(StepRequest)}, legal=legal)
-
 
 @dataclass(eq=False)
 class FinishedSteps:
-    """The steps that native code has run for a call that is not answered yet.
+    """The steps that native code has finished for a call that is not answered yet.
 
     draft: the draft after the last step. answer_by_s: when the call must be answered, by time.monotonic(). num_tokens:
     how many tokens the steps commit. noted_s: when the last step was noted, at first when the call arrived.
@@ -76,6 +66,17 @@ class FinishedSteps:
     noted_s: float
     steps: list[Step] = field(default_factory=list)
     num_tokens: int = 0
+
+
+@dataclass(eq=False)
+class DraftedChain:
+    """What a draft model notes of the tokens that it has drafted so far for a call.
+
+    q: the distribution that each was sampled from; empty under `coupled`. score: the log-confidence of their path.
+    """
+
+    q: list[Distribution] = field(default_factory=list)
+    score: float = 0.0
 
 
 @dataclass
@@ -101,8 +102,8 @@ class Progress:
 class EngineCall(Generic[Request]):
     """A step or draft call. deadline_s: latest time of the answer, by time.monotonic().
 
-    sequence: set by the engine when it opens the call. finished: the steps of a burst so far. q, score: the
-    distributions that the tokens drafted so far were sampled from, and the log-confidence of their path.
+    sequence: set by the engine when it opens the call. finished: of a step, the steps of its burst so far. chain: of a
+    draft, what has been drafted so far.
     """
 
     request: Request
@@ -112,15 +113,14 @@ class EngineCall(Generic[Request]):
     sequence: CachedSequence | None = field(default=None, init=False)
     answered: bool = field(default=False, init=False)
     finished: FinishedSteps | None = field(default=None, init=False)
-    q: list[Distribution] = field(default_factory=list, init=False)
-    score: float = field(default=0.0, init=False)
+    chain: DraftedChain = field(default_factory=DraftedChain, init=False)
 
     def is_late(self, now_s: float) -> bool:
         """Return whether the call is late and may be refused.
 
         Once a token has been sampled it may not: how long the call took may depend on that token.
         """
-        return self.deadline_s <= now_s and not (self.q or self.finished)
+        return self.deadline_s <= now_s and not (self.chain.q or self.finished)
 
     def reply(self, answer: Answer | ServingError) -> None:
         """Answer the call; called once. An error in `on_answer` is logged, so that it does not end the pass."""
@@ -131,7 +131,7 @@ class EngineCall(Generic[Request]):
             log.exception("the answer to sequence %d could not be delivered", self.sequence_id)
 
     def answer_finished(self) -> bool:
-        """Answer with the steps run so far, if there are any; return whether the call is answered."""
+        """Answer with the steps finished so far, if there are any; return whether the call is answered."""
         if self.finished and not self.answered:
             self.reply(self.finished.steps)
         return self.answered

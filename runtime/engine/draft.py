@@ -16,7 +16,7 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import DraftResponse
 from orchestrator.sampling.sampled_drafts import sample_draft
 from orchestrator.wire.drafter import DraftRequest
-from runtime.engine.calls import EngineCall
+from runtime.engine.calls import DraftedChain, EngineCall
 from runtime.engine.paged import PagedEngine, PagedModel
 from runtime.heads.engines.ranking import rank
 from runtime.kv.batch import Segment
@@ -55,8 +55,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
         if length < 1:
             call.reply(DraftResponse(TokenTree.bare()))
             return
-        call.q.clear()
-        call.score = 0.0
+        call.chain = DraftedChain()
         self.paged.open(call, length, length)
 
     def is_native(self, request: DraftRequest) -> bool:
@@ -118,7 +117,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
             call.opened.publish(call.delta.prefix_len)
             call.opened.context.commit([token])
             is_full = len(call.opened.ids) - call.delta.prefix_len == self._length(call)
-            if is_full or call.score < call.request.head.min_score or _has_used_its_time(call):
+            if is_full or call.chain.score < call.request.head.min_score or _has_used_its_time(call):
                 call.reply(_drafted(call))
 
     def _draft_chains(self, segments: list[Segment], ready: dict[int, DraftCall]) -> None:
@@ -152,7 +151,7 @@ def _drafted(call: DraftCall) -> DraftResponse:
     """Return the answer to a call whose chain is complete."""
     prefix_len = call.delta.prefix_len
     cached_len = min(call.opened.num_computed, prefix_len)
-    return DraftResponse(TokenTree.chain(call.opened.ids[prefix_len:]), tuple(call.q), cached_len)
+    return DraftResponse(TokenTree.chain(call.opened.ids[prefix_len:]), tuple(call.chain.q), cached_len)
 
 
 def _next_tokens(calls: list[DraftCall], logits: Tensor, sharpness: float) -> list[int]:
@@ -177,11 +176,11 @@ def _next_tokens(calls: list[DraftCall], logits: Tensor, sharpness: float) -> li
                 sharpness=[calls[row].request.head.sharpness or sharpness for row in coupled],
             )
             for row, (score,) in zip(coupled, best.scores.tolist(), strict=True):
-                calls[row].score += score
+                calls[row].chain.score += score
     if others := [row for row in range(len(calls)) if row not in tokens]:
         sampled_from = candidates(logits[others], [samplings[row] for row in others])
         for row, q in zip(others, sampled_from, strict=True):
-            calls[row].q.append(q)
+            calls[row].chain.q.append(q)
             tokens[row] = sample_draft(q, positions[row], samplings[row], calls[row].delta.prefix_len)
-            calls[row].score += float(np.log(q.probs[np.searchsorted(q.ids, tokens[row])]))
+            calls[row].chain.score += float(np.log(q.probs[np.searchsorted(q.ids, tokens[row])]))
     return [tokens[row] for row in range(len(calls))]

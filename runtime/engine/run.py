@@ -151,7 +151,7 @@ class Run:
         q, max_len = proposal.q if sampling.rule.uses_q else (), self.request.max_len
         request = StepRequest(delta, proposal.tree, sampling, options, 0, q, None, max_len)
         if legal is not None:
-            request = GuidedStep.of(request, legal)
+            request = GuidedStep(**vars(request), legal=legal)
         elif start:
             request = self._with_burst(request, proposal.sources)
         is_compiled = isinstance(request, BurstRequest) and request.continuation.drafts is not None
@@ -167,8 +167,8 @@ class Run:
             return request
         max_tokens = run.limits.budget(context).max_depth + 1
         min_tokens = run.min_tokens - (len(context) - context.prompt_len)
-        return BurstRequest.of(
-            request,
+        return BurstRequest(
+            **vars(request),
             max_steps=max_steps,
             limit_s=self._hold_s(),
             continuation=Continuation(max_tokens, max(min_tokens, 0), run.stop_ids, drafts),

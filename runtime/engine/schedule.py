@@ -6,9 +6,9 @@ With torch, where a batch makes every row cheaper, all parts share one pass. In 
   their own, so that the short ones take their usual time and can run in native code.
 - After a long pass, the short steps are owed as much time as it took: until they have had it, large drafts wait.
   Prompts never wait, since their first tokens would be late; large drafts then run with them.
-- If native code decides at least NATIVE_PER_STEP times as many short steps as Python, those of Python get a pass of
-  their own first, and the others may then go on for as long as it took. In a common pass all would have to be answered,
-  and an answer and the next proposal cost as much time in Python as a row in the pass.
+- If native code decides at least NATIVE_PER_STEP times as many short steps as Python, the latter first get a pass of
+  their own, and the others may then go on for as long as it took. In a common pass all would have to be answered, and
+  an answer and the next proposal cost as much time in Python as a row in the pass.
 - Finished steps are answered before a pass that they do not share if their hold would end during it, assuming that it
   takes as long as the last one of its kind.
 - Steps go on in native code until their hold is over; beside long parts, for the time that they are owed. If a step has
@@ -71,10 +71,7 @@ class ScheduledPass(Generic[Item]):
 
 
 class Scheduler:
-    """Divides plans into passes.
-
-    is_separate: long parts get passes of their own. clock: returns the time in seconds.
-    """
+    """Divides plans into passes. is_separate: not all parts share one pass. clock: returns the time in seconds."""
 
     def __init__(self, is_separate: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._is_separate, self._clock = is_separate, clock

@@ -85,11 +85,11 @@ class TargetEngine(PagedEngine[StepRequest]):
 
     def _run(self, planned: Planned) -> None:
         """Run the passes that the scheduler makes of a plan."""
-        parts, has_room = bursts.parts_of(planned), {call for call, _ in planned}
-        others = [bursts.kind_of(call) for call in self._calls if not (call.answered or call in has_room)]
+        parts, in_plan = bursts.parts_of(planned), {call for call, _ in planned}
+        others = [bursts.kind_of(call) for call in self._calls if not (call.answered or call in in_plan)]
         self.progress.num_calls -= len(self._scheduler.delayed(parts))
         for number, each in enumerate(self._scheduler.passes(parts, others)):
-            self.progress.num_passes += min(number, 1)  # the first one is counted already
+            self.progress.num_passes += number > 0  # the caller has counted the first one
             for part in each.due:
                 part.item[0].answer_finished()
             self._run_pass([part.item for part in each.parts], each.limit_s, each.is_atypical, each.num_beside)

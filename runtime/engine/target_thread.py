@@ -124,7 +124,7 @@ class TargetThread(EngineThread[StepRequest]):
             raise
         finally:
             sequence.used_s, sequence.is_busy = time.monotonic(), False
-        return GuidedStep.of(request, legal)
+        return GuidedStep(**vars(request), legal=legal)
 
     def _begin(self, request: StepRequest) -> GuidedSequence:
         """Return the sequence of a step, reserved for this call; raises ServingError."""

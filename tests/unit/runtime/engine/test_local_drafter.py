@@ -118,7 +118,7 @@ def test_a_call_that_has_sampled_a_token_is_not_refused_for_the_time_that_it_too
     def sample(calls: Calls) -> Calls | None:
         if len(engine.passes) > 1:
             return None
-        calls[0].q.append(q)
+        calls[0].chain.q.append(q)
         calls[0].deadline_s = 0.0
         return calls
 

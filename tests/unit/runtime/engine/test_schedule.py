@@ -1,169 +1,180 @@
-"""Each rule by which the scheduler divides a plan into passes, with a clock that the test sets."""
+"""The scheduler's rules, with a clock that only passes move."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 
 from runtime.engine.schedule import NATIVE_PER_STEP, Kind, Part, ScheduledPass, Scheduler
 
-PROMPT, LARGE, NATIVE, PYTHON = Kind.PROMPT, Kind.LARGE, Kind.NATIVE, Kind.PYTHON
+PROMPT, LARGE, NATIVE, PYTHON = (Part(kind.name, kind) for kind in Kind)
+LONG_S, STEP_S = 8.0, 3.0
 
 
-class Machine:
-    """A scheduler, and a clock that moves on by the time of each pass."""
+class Engine:
+    """Runs the passes of a scheduler; each takes LONG_S with a long part, and STEP_S without one."""
 
     def __init__(self, is_separate: bool = True) -> None:
-        self.now_s = 0.0
-        self._scheduler = Scheduler(is_separate, lambda: self.now_s)
+        self.now_s = 100.0
+        self.scheduler = Scheduler(is_separate, lambda: self.now_s)
 
-    def run(self, parts: Sequence[Part[str]], *pass_s: float, others: Sequence[Kind] = ()) -> list[ScheduledPass[str]]:
-        """Run a plan, whose passes take pass_s (1 s if it is not given); return the passes."""
-        passes, times = [], iter(pass_s)
-        for each in self._scheduler.passes([*parts], others):
+    def run(self, parts: Sequence[Part[str]], others: Collection[Kind] = ()) -> list[ScheduledPass[str]]:
+        """Run a plan, and return its passes. others: the kinds of the parts without room in it."""
+        passes = []
+        for each in self.scheduler.passes([*parts], others):
             passes.append(each)
-            self.now_s += next(times, 1.0)
+            self.now_s += LONG_S if any(part.kind.is_long for part in each.parts) else STEP_S
         return passes
-
-    def delayed(self, parts: Sequence[Part[str]]) -> str:
-        """Return the names of the parts that wait for a later plan."""
-        return names(self._scheduler.delayed([*parts]))
-
-
-def part(name: str, kind: Kind, answer_by_s: float = math.inf) -> Part[str]:
-    """Return a part with a name of one letter."""
-    return Part(name, kind, answer_by_s)
-
-
-def names(parts: Sequence[Part[str]]) -> str:
-    return "".join(each.item for each in parts)
-
-
-def named(passes: Sequence[ScheduledPass[str]]) -> list[str]:
-    return [names(each.parts) for each in passes]
 
 
 @pytest.fixture
-def machine() -> Machine:
-    return Machine()
+def engine() -> Engine:
+    return Engine()
 
 
-P, L, S = part("P", PROMPT), part("L", LARGE), part("S", NATIVE)
+def natives(number: int) -> list[Part[str]]:
+    return [Part(f"native {place}", Kind.NATIVE) for place in range(number)]
 
 
-@pytest.mark.parametrize("is_atypical", [True, False])
-def test_with_torch_all_parts_share_one_pass(is_atypical: bool) -> None:
-    parts = [*([P] if is_atypical else []), L, S, part("Y", PYTHON)]
-    (only,) = Machine(is_separate=False).run(parts)
-    assert only.parts == parts and (only.limit_s, only.is_atypical) == (0.0, is_atypical)
+def finished(kind: Kind, answer_by_s: float) -> Part[str]:
+    return Part(f"finished by {answer_by_s:g}", kind, answer_by_s)
 
 
-def test_long_parts_run_first_in_a_pass_of_their_own(machine: Machine) -> None:
-    long, short = machine.run([S, P, L])
-    assert (names(long.parts), names(short.parts)) == ("PL", "S")
-    assert long.is_atypical and long.limit_s == 0.0 and not short.is_atypical
-    assert (long.num_beside, short.num_beside) == (1, 1)  # a part of a prompt is no step
+def parts_of(passes: list[ScheduledPass[str]]) -> list[list[Part[str]]]:
+    return [each.parts for each in passes]
 
 
-def test_steps_without_long_parts_go_on_until_their_hold_is_over(machine: Machine) -> None:
-    (only,) = machine.run([S, part("T", NATIVE)])
-    assert only.limit_s == math.inf and not only.is_atypical
-
-
-@pytest.mark.parametrize(("others", "goes_on"), [([], True), ([PROMPT], True), ([NATIVE], False), ([LARGE], False)])
-def test_steps_do_not_go_on_while_another_has_no_room(machine: Machine, others: list[Kind], goes_on: bool) -> None:
-    (only,) = machine.run([S], others=others)
-    assert (only.limit_s > 0.0) == goes_on
-
-
-@pytest.mark.parametrize(("others", "limit_s"), [([], 3.0), ([PROMPT, LARGE], 3.0), ([PYTHON], 0.0)])
-def test_beside_long_parts_only_short_steps_without_room_end_the_turn(
-    machine: Machine, others: list[Kind], limit_s: float
-) -> None:
-    _, short = machine.run([S, P], 3.0, others=others)
-    assert short.limit_s == limit_s
-
-
-def test_large_drafts_alone_go_on_and_prompts_alone_do_not(machine: Machine) -> None:
-    (large,) = machine.run([L])
-    assert large.limit_s == math.inf and not large.is_atypical
-    (prompt,) = machine.run([L, P])
-    assert prompt.limit_s == 0.0 and prompt.is_atypical
-
-
-def test_large_drafts_wait_until_short_steps_have_had_as_much_time(machine: Machine) -> None:
-    assert machine.delayed([S, L]) == ""
-    assert named(machine.run([S, L], 3.0, 1.0)) == ["L", "S"]
+@pytest.mark.parametrize("parts", ([NATIVE, PROMPT, LARGE], [LARGE, NATIVE], [*natives(NATIVE_PER_STEP), PYTHON]))
+def test_all_parts_share_one_pass_of_torch(parts: list[Part[str]]) -> None:
+    engine = Engine(is_separate=False)
     for _ in range(2):
-        assert machine.delayed([S, L]) == "L"
-        (short,) = machine.run([S, L], 1.0)
-        assert names(short.parts) == "S" and short.num_beside == 1
-    assert machine.delayed([S, L]) == ""
-    assert named(machine.run([S, L])) == ["L", "S"]
+        (only,) = engine.run(parts)
+        assert only.parts == parts and only.limit_s == only.num_beside == 0 and not only.due
+        assert only.is_atypical == (PROMPT in parts) and not engine.scheduler.delayed(parts)
 
 
-def test_the_time_that_short_steps_are_owed_limits_how_long_they_go_on(machine: Machine) -> None:
-    machine.run([S, L], 3.0, 1.0)
-    (short,) = machine.run([S, L], 0.5)
-    assert short.limit_s == 2.0
-    (short,) = machine.run([S, L])
-    assert short.limit_s == 1.5
+def test_long_parts_run_first_in_a_pass_of_their_own(engine: Engine) -> None:
+    long, short = engine.run([NATIVE, PROMPT, LARGE, PYTHON])
+    assert (long.parts, long.is_atypical, long.limit_s, long.num_beside) == ([PROMPT, LARGE], True, 0.0, 2)
+    assert (short.parts, short.is_atypical, short.num_beside) == (
+        [NATIVE, PYTHON],
+        False,
+        1,
+    )  # LARGE: prompts do not count
 
 
-def test_prompts_do_not_wait_and_take_large_drafts_with_them(machine: Machine) -> None:
-    machine.run([S, L], 3.0, 1.0)
-    assert machine.delayed([S, L, P]) == ""
-    assert named(machine.run([S, L, P])) == ["LP", "S"]
+@pytest.mark.parametrize(("part", "is_atypical"), ((PROMPT, True), (LARGE, False)))
+def test_long_parts_alone_are_usual_unless_they_have_prompts(
+    engine: Engine, part: Part[str], is_atypical: bool
+) -> None:
+    (only,) = engine.run([part])
+    assert only.is_atypical is is_atypical
 
 
-def test_a_large_draft_waits_for_nobody_where_no_step_does(machine: Machine) -> None:
-    machine.run([S, L], 3.0, 1.0)
-    assert machine.delayed([L]) == ""
-    assert named(machine.run([L])) == ["L"]
+@pytest.mark.parametrize("long", ([LARGE], [LARGE, NATIVE], [PROMPT, NATIVE]))
+def test_large_drafts_wait_until_short_steps_have_had_the_time_of_a_long_pass(
+    engine: Engine, long: list[Part[str]]
+) -> None:
+    engine.run(long)
+    left_s = LONG_S - STEP_S * (NATIVE in long)
+    while left_s > 0.0:
+        assert engine.scheduler.delayed([LARGE, NATIVE]) == [LARGE]
+        (short,) = engine.run([LARGE, NATIVE])
+        assert (short.parts, short.limit_s, short.num_beside) == ([NATIVE], left_s, 1)
+        left_s -= STEP_S
+    assert not engine.scheduler.delayed([LARGE, NATIVE])
+    assert parts_of(engine.run([LARGE, NATIVE])) == [[LARGE], [NATIVE]]
 
 
-def test_nothing_is_owed_after_a_plan_of_short_steps_and_after_long_parts_alone_their_time_is(machine: Machine) -> None:
-    machine.run([S, L], 3.0, 1.0)
-    machine.run([S])
-    assert machine.delayed([S, L]) == ""
-    machine.run([P], 2.0)
-    assert machine.delayed([S, L]) == "L"
+def test_short_steps_are_owed_no_time_after_a_pass_without_long_parts(engine: Engine) -> None:
+    engine.run([PROMPT])
+    engine.run([NATIVE])
+    assert parts_of(engine.run([LARGE, NATIVE])) == [[LARGE], [NATIVE]]
 
 
-def test_finished_steps_are_answered_before_a_long_pass_that_outlasts_their_hold(machine: Machine) -> None:
-    machine.run([S, P], 3.0, 1.0)
-    soon, late = part("A", NATIVE, machine.now_s + 3.0), part("B", NATIVE, machine.now_s + 3.5)
-    long, short = machine.run([soon, late, P])
-    assert names(long.due) == "A" and names(short.parts) == "B" and long.num_beside == 1
-    (long,) = machine.run([part("A", NATIVE, machine.now_s), P])
-    assert names(long.due) == "A"
+def test_prompts_do_not_wait_and_take_large_drafts_along(engine: Engine) -> None:
+    engine.run([PROMPT])
+    assert not engine.scheduler.delayed([PROMPT, LARGE, NATIVE])
+    assert parts_of(engine.run([PROMPT, LARGE, NATIVE])) == [[PROMPT, LARGE], [NATIVE]]
 
 
-def test_few_steps_of_python_get_a_pass_of_their_own_before_many_native_ones(machine: Machine) -> None:
-    native = [part(name, NATIVE) for name in "ABC"[:NATIVE_PER_STEP]]
-    python, rest = machine.run([*native, part("Y", PYTHON)], 0.5)
-    assert (names(python.parts), names(rest.parts)) == ("Y", "ABC")
-    assert (python.limit_s, rest.limit_s) == (0.0, 0.5)
-    assert (python.num_beside, rest.num_beside) == (3, 1)
+def test_large_drafts_do_not_wait_where_there_is_no_short_step(engine: Engine) -> None:
+    engine.run([PROMPT])
+    assert not engine.scheduler.delayed([LARGE])
+    assert parts_of(engine.run([LARGE])) == [[LARGE]]
 
 
-def test_many_steps_of_python_share_the_pass_of_the_native_ones(machine: Machine) -> None:
-    native = [part(name, NATIVE) for name in "ABC"[: NATIVE_PER_STEP - 1]]
-    assert named(machine.run([*native, part("Y", PYTHON)])) == ["ABY"]
+def test_steps_that_python_decides_have_a_pass_of_their_own_beside_many_of_native_code(engine: Engine) -> None:
+    parts = natives(NATIVE_PER_STEP)
+    python, native = engine.run([*parts, PYTHON])
+    assert (python.parts, python.limit_s, python.num_beside) == ([PYTHON], 0.0, NATIVE_PER_STEP)
+    assert (native.parts, native.limit_s, native.num_beside) == (parts, STEP_S, 1)
 
 
-def test_finished_steps_are_answered_before_python_s_pass_that_outlasts_their_hold(machine: Machine) -> None:
-    native = [part(name, NATIVE) for name in "ABC"]
-    machine.run([*native, part("Y", PYTHON)], 2.0)
-    native[0] = part("A", NATIVE, machine.now_s + 2.0)
-    python, rest = machine.run([*native, part("Y", PYTHON)])
-    assert names(python.due) == "A" and names(rest.parts) == "BC" and python.num_beside == 2
+def test_steps_share_a_pass_with_too_many_that_python_decides(engine: Engine) -> None:
+    parts = [*natives(NATIVE_PER_STEP), PYTHON, PYTHON]
+    assert parts_of(engine.run(parts)) == [parts]
+    assert parts_of(engine.run([PYTHON])) == [[PYTHON]]
 
 
-def test_beside_a_large_draft_that_waits_steps_count_it(machine: Machine) -> None:
-    machine.run([S, L], 9.0, 1.0)
-    native = [part(name, NATIVE) for name in "ABC"]
-    python, rest = machine.run([*native, part("Y", PYTHON), L], 0.25)
-    assert (python.num_beside, rest.num_beside) == (4, 2) and rest.limit_s == 0.25
+def test_every_pass_counts_the_steps_of_the_others(engine: Engine) -> None:
+    large, python, native = engine.run([LARGE, *natives(NATIVE_PER_STEP), PYTHON])
+    assert [large.num_beside, python.num_beside, native.num_beside] == [NATIVE_PER_STEP + 1, NATIVE_PER_STEP + 1, 2]
+
+
+def test_steps_beside_two_other_passes_go_on_for_the_shorter_of_both_times(engine: Engine) -> None:
+    parts = [LARGE, *natives(NATIVE_PER_STEP), PYTHON]
+    assert engine.run(parts)[-1].limit_s == STEP_S  # of LONG_S
+    _, native = engine.run(parts)
+    assert native.limit_s == LONG_S - 2 * STEP_S  # what was left of it after the two passes
+
+
+def test_steps_are_answered_before_a_long_pass_that_would_last_beyond_their_hold(engine: Engine) -> None:
+    engine.run([PROMPT, NATIVE])
+    due, other = finished(Kind.NATIVE, engine.now_s + LONG_S), finished(Kind.PYTHON, engine.now_s + LONG_S + 1.0)
+    long, short = engine.run([PROMPT, due, other])
+    assert (long.due, long.num_beside, short.parts, short.due) == ([due], 1, [other], [])
+    (only,) = engine.run([PROMPT, due])
+    assert only.due == [due]
+
+
+def test_steps_are_answered_before_a_pass_of_python_that_would_last_beyond_their_hold(engine: Engine) -> None:
+    parts = natives(NATIVE_PER_STEP)
+    engine.run([*parts, PYTHON])
+    due, other = finished(Kind.NATIVE, engine.now_s + STEP_S), finished(Kind.NATIVE, engine.now_s + STEP_S + 1.0)
+    python, native = engine.run([due, other, *parts[2:], PYTHON])
+    assert (python.due, python.num_beside, native.parts) == ([due], NATIVE_PER_STEP - 1, [other, *parts[2:]])
+    assert parts_of(engine.run([*[due] * NATIVE_PER_STEP, PYTHON])) == [[PYTHON]]
+
+
+def test_only_a_pass_that_steps_do_not_share_makes_them_due(engine: Engine) -> None:
+    engine.run([PROMPT])
+    late = finished(Kind.NATIVE, engine.now_s)
+    for parts in ([LARGE, late], [late, PYTHON], [late]):  # the large draft waits
+        (only,) = engine.run(parts)
+        assert late in only.parts and not only.due
+
+
+@pytest.mark.parametrize("part", (NATIVE, LARGE))
+@pytest.mark.parametrize("other", Kind)
+def test_steps_go_on_until_their_hold_is_over_unless_one_has_no_room(
+    engine: Engine, part: Part[str], other: Kind
+) -> None:
+    (alone,), (beside,) = engine.run([part]), engine.run([part], [other])
+    assert alone.limit_s == math.inf
+    assert beside.limit_s == (math.inf if other is Kind.PROMPT else 0.0)
+
+
+@pytest.mark.parametrize("other", Kind)
+def test_steps_go_on_beside_long_parts_for_the_time_owed_unless_a_short_one_has_no_room(
+    engine: Engine, other: Kind
+) -> None:
+    long, short = engine.run([PROMPT, NATIVE], [other])
+    assert (long.limit_s, short.limit_s) == (0.0, LONG_S if other.is_long else 0.0)
+
+
+def test_large_drafts_do_not_go_on_beside_a_prompt(engine: Engine) -> None:
+    (only,) = engine.run([PROMPT, LARGE])
+    assert only.limit_s == 0.0
