@@ -16,7 +16,8 @@ from orchestrator.native.sampling import sampler
 from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import BurstRequest, EngineCall, FinishedSteps
 from runtime.engine.schedule import Kind, Part
-from runtime.kv.batch import STEP_TOKENS, Segment
+from runtime.kv.batch import Segment
+from runtime.kv.groups import STEP_TOKENS
 from runtime.native.decoding import Continuation, DecodedSteps, Draft
 
 StepCall = EngineCall[StepRequest]
