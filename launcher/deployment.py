@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.core.errors import ConfigError
-from orchestrator.deployment.config import BACKEND_MODELS, CHECKPOINTS, ServingConfig
+from orchestrator.deployment.config import BACKEND_MODELS, CHECKPOINTS, ServingConfig, load_config
 
 #: The public models; each is loaded if the repository has it.
 PUBLIC = ("speculative", "speculative_unary")
+
+
+def load_deployment(path: Path, environ: Mapping[str, str], repository: Path) -> tuple[ServingConfig, list[str]]:
+    """Return the settings in a deployment file, and the Triton models that they name; raises ConfigError."""
+    config = load_config(path, environ)
+    return config, models_to_load(config, repository)
 
 
 def models_to_load(config: ServingConfig, repository: Path) -> list[str]:

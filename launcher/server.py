@@ -8,25 +8,26 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from launcher import log
 from launcher.admin import Admin
 from launcher.aliases import names_of, write_repository
 from launcher.command import Launch, call_threads, stub_environment
-from launcher.deployment import models_to_load, python_models
+from launcher.deployment import load_deployment, python_models
 from launcher.engines import with_kernels
 from launcher.health import HealthServer
 from launcher.probe import Probe
 from launcher.reloader import Reloader
-from launcher.settings import Ports, Settings, free_ports, joined, reachable
+from launcher.settings import Ports, Settings, free_ports, reachable
 from launcher.token_watch import TokenWatch
 from launcher.triton_process import TritonProcess
 from launcher.watch import Watch, reload_limit_s
 from launcher.wear import Wear
 from launcher.workfolder import WorkFolder
 from orchestrator.core.errors import ServingError
-from orchestrator.deployment.config import ServingConfig, load_config
+from orchestrator.deployment.config import ServingConfig
 from orchestrator.deployment.drain_state import Drain, finish_requests
 from orchestrator.deployment.stubs import living_stubs
 
@@ -85,12 +86,8 @@ class Server:
         self._health: HealthServer | None = None
         self._reloader: Reloader | None = None
         self._key = secrets.token_hex(16)
-        address = reachable(host)
-        self._admin = Admin(address, self.ports.http, self._key)
-        self.http_url = f"http://{joined(address, self.ports.http)}"  # tritonclient.http wants it without the scheme
-        self.grpc_url = joined(address, self.ports.grpc)
-        self.metrics_url = f"http://{joined(address, self.ports.metrics)}/metrics"
-        self.health_url = f"http://{joined(address, self.ports.health)}"
+        self._admin = Admin(reachable(host), self.ports.http, self._key)
+        self.http_url, self.grpc_url, self.metrics_url, self.health_url = self.ports.urls(host)
 
     def __enter__(self) -> Server:
         self.start()
@@ -107,12 +104,13 @@ class Server:
             StartError: the server ended, or was not ready in time.
         """
         began_s = time.monotonic()
-        config = load_config(self.config_path, self._environ)
-        self.models, self.drafters = models_to_load(config, self.repository), config.drafters
+        load = partial(load_deployment, self.config_path, self._environ, self.repository)
+        config, self.models = load()
+        self.drafters = config.drafters
         self.models += (aliases := names_of(config.aliases, self.models))
         self.ports.check_free(self.host)
         self._work = WorkFolder()
-        reloader = Reloader(config, self._load_config, self._work.places, self._ready_limit_s)
+        reloader = Reloader(config, lambda: load()[0], self._work.places, self._ready_limit_s)
         try:
             write_repository(self._work.aliases, self.repository, aliases)
             probe = Probe(self.http_url, self.metrics_url)
@@ -258,12 +256,6 @@ class Server:
     def _reload_and_say(self) -> None:
         with contextlib.suppress(ServingError):  # `reload` has reported it
             self.reload()
-
-    def _load_config(self) -> ServingConfig:
-        """Return the deployment file's current settings; raises ConfigError, also for a missing checkpoint."""
-        config = load_config(self.config_path, self._environ)
-        models_to_load(config, self.repository)
-        return config
 
     @property
     def _started(self) -> WorkFolder:

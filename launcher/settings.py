@@ -23,6 +23,12 @@ class Ports:
     metrics: int = 8002
     health: int = 8003
 
+    def urls(self, host: str) -> tuple[str, str, str, str]:
+        """Return where a server that listens on `host` is reached: by HTTP, gRPC, for metrics and for its health."""
+        http, grpc, metrics, health = (joined(reachable(host), port) for port in asdict(self).values())
+        # tritonclient.http does not take the scheme of its address.
+        return f"http://{http}", grpc, f"http://{metrics}/metrics", f"http://{health}"
+
     def check_free(self, host: str) -> None:
         """Raise ConfigError if something already listens on one of the ports."""
         for name, port in asdict(self).items():

@@ -12,7 +12,7 @@ from launcher import Server, triton
 from launcher.__main__ import main
 from launcher.aliases import names_of, write_repository
 from launcher.command import Launch
-from launcher.deployment import models_to_load
+from launcher.deployment import load_deployment, models_to_load
 from launcher.drain import LauncherClient
 from launcher.log import Follower
 from launcher.settings import Ports, Settings, free_ports
@@ -122,6 +122,15 @@ def test_models_to_load_are_those_named_and_the_public_ones(tmp_path):
     assert models_to_load(ServingConfig(target=target), repository) == ["target", "speculative"]
     apart = ServingConfig(target=target, draft=draft, runs=False)
     assert models_to_load(apart, repository) == ["target", "draft", "speculative"]
+
+
+def test_loading_a_deployment_checks_what_it_names(tmp_path):
+    repository, target = make_repository(tmp_path / "r", "target", "speculative"), make_checkpoint(tmp_path / "t")
+    (tmp_path / "serving.toml").write_text(f'target = "{target}"')
+    config, models = load_deployment(tmp_path / "serving.toml", {}, repository)
+    assert config.target == target and models == ["target", "speculative"]
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_deployment(tmp_path / "serving.toml", {"SERVING_TARGET": str(tmp_path / "none")}, repository)
 
 
 def test_models_to_load_drafters_of_runs_are_in_the_target_s_process(tmp_path):
