@@ -139,10 +139,11 @@ def to_markdown(cells: Sequence[Cell]) -> str:
     lines.append("|---|---:|" + "---:|" * len(numbers) + "---|")
     for method in methods:
         own = [grid[method, n] for n in numbers if (method, n) in grid]
-        length = sum(cell.acceptance_length for cell in own) / len(own)
+        lengths = [cell.acceptance_length for cell in own if cell.acceptance_length]  # 0: no text ended within the run
+        length = f"{sum(lengths) / len(lengths):.2f}" if lengths else "–"
         row = "".join(f" {_table_cell(grid.get((method, n)), gains.get(method, {}).get(n))} |" for n in numbers)
         end = stops_paying(gains[method]) if method in gains else "–"
-        lines.append(f"| `{method}` | {length:.2f} |{row} {end} |")
+        lines.append(f"| `{method}` | {length} |{row} {end} |")
     return "\n".join(lines)
 
 

@@ -72,6 +72,12 @@ def test_markdown_has_a_row_for_each_method_and_shows_errors() -> None:
     assert "| `suffix` | 2.00 | 150 (3.00 ×), 2 errors | 80 | pays at 1 still |" in table
 
 
+def test_runs_in_which_no_text_ended_do_not_count_in_the_acceptance_length() -> None:
+    ended, cut = cell("none", 1, 50), cell("none", 64, 50)._replace(acceptance_length=0.0)
+    assert "| `none` | 2.00 |" in to_markdown([ended, cut])
+    assert "| `none` | – |" in to_markdown([cut])
+
+
 def test_page_is_one_file_without_outside_resources() -> None:
     page = to_html([cell("none", 1, 50), cell("none", 4, 90), cell("<i>", 1, 150), cell("<i>", 4, 80)])
     assert page.count("<svg") == 2 and "&lt;i&gt;" in page and "between 1 and 4" in page
