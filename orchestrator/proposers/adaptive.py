@@ -35,7 +35,7 @@ class Purpose(Enum):
     PROBE = "a probe is due, which shows whether drafts pay again"
 
 
-class Draft(NamedTuple):
+class PendingDraft(NamedTuple):
     """What was drafted for the step that is not answered yet.
 
     was_called: the proposer was called, with a budget for a draft. is_sampled: its nodes were sampled from their q.
@@ -76,7 +76,7 @@ class Adaptive(Proposer):
         self._draft_costs = dependencies.draft_costs if is_default else DraftCosts()
         self._ranks, self._levels = RankEstimates(self._estimates, self._counted_as), LevelFigures()
         self._meter = Meter(dependencies.step_costs)
-        self._draft, self._purpose = Draft(), Purpose.NONE
+        self._draft, self._purpose = PendingDraft(), Purpose.NONE
         self._limits: Budget | None = None
         self._lacks_states = False  # the last step does not return the hidden states that the proposer needs
         self._catches_up = True  # the drafter reads the text that it has missed before its next draft
@@ -111,7 +111,7 @@ class Adaptive(Proposer):
         limits, self._limits = self._limits or self._paying_budget(len(context), budget, sampling), None
         drafted = self._proposer.propose(context, sampling, limits).cut(limits)
         proposal = drafted if costs else Proposal.empty()
-        self._draft = Draft(proposal, bool(limits.max_depth), bool(drafted.q) and sampling.rule.uses_q)
+        self._draft = PendingDraft(proposal, bool(limits.max_depth), bool(drafted.q) and sampling.rule.uses_q)
         if not self.num_plain:
             self._num_at_rest = self._num_in_pass
         # Checking whether a draft pays ends the burst of all requests that share the pass.
@@ -129,7 +129,7 @@ class Adaptive(Proposer):
         text.
         """
         self._proposer.observe(tree, acceptance)
-        draft, self._draft = self._draft, Draft()
+        draft, self._draft = self._draft, PendingDraft()
         self._ranks.learn(tree if draft.is_sampled else draft.proposal.tree, acceptance.tokens(tree))
         step_s = self._meter.observe(tree, acceptance)
         self._note_load(acceptance)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -80,6 +80,23 @@ class Segment:
         return Visible(reach, self.last, ancestors)
 
 
+class Layout(NamedTuple):
+    """A pass on the device. is_in_order: the groups hold the row's tokens in their order, without padding.
+
+    ids, positions, slots: (N,) int64, of each token of the row; its keys and values are written to the slot. outputs:
+    (rows,) int64, the indices in the row of the tokens whose outputs are read. places: (N,) int64, where the groups'
+    padded tokens, one group after another, hold each token; empty if they are in order.
+    """
+
+    groups: list[Group]
+    is_in_order: bool
+    ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    outputs: Tensor
+    places: Tensor
+
+
 AnySegment = TypeVar("AnySegment", bound=PassSegment)
 
 
@@ -94,31 +111,31 @@ class Pass(Generic[AnySegment]):
     @property
     def ids(self) -> Tensor:
         """Ids of the row's tokens, (1, N) int64."""
-        return self._columns[0][None]
+        return self._layout.ids[None]
 
     @property
     def positions(self) -> Tensor:
         """Positions of the row's tokens, (1, N) int64."""
-        return self._columns[1][None]
+        return self._layout.positions[None]
 
     @property
     def slots(self) -> Tensor:
         """Slots that the tokens' keys and values are written to, (N,) int64."""
-        return self._columns[2]
+        return self._layout.slots
 
     @property
     def outputs(self) -> Tensor:
         """Indices in the row of the tokens whose outputs are read, (rows,) int64."""
-        return self._columns[3]
+        return self._layout.outputs
 
     @property
     def groups(self) -> list[Group]:
         """The segments that attend in one call."""
-        return self._on_device[0]
+        return self._layout.groups
 
     def by_group(self, row: Tensor) -> list[Tensor]:
         """Return the tokens of each group, (B, n, …), padded; row: (N, …)."""
-        if not self._is_in_order:
+        if not self._layout.is_in_order:
             return [row[group.device.rows] for group in self.groups]
         parts = row.split([group.size * group.num_rows for group in self.groups])
         return [part.view(group.size, -1, *row.shape[1:]) for part, group in zip(parts, self.groups, strict=True)]
@@ -127,26 +144,16 @@ class Pass(Generic[AnySegment]):
         """Return the row, (N, …), of the groups' tokens, (B, n, …) each: the reverse of `by_group`."""
         flat = [part.reshape(-1, *part.shape[2:]) for part in parts]
         joined = flat[0] if len(flat) == 1 else torch.cat(flat)
-        return joined if self._is_in_order else joined[self._columns[4]]
+        return joined if self._layout.is_in_order else joined[self._layout.places]
 
     @property
     def windows(self) -> set[int | None]:
         """The sliding windows that layers have used; None stands for full attention."""
         return {window for group in self.groups for window in group.windows}
 
-    @property
-    def _columns(self) -> list[Tensor]:
-        """Ids, positions, slots and outputs; and where the groups' padded tokens hold each token of the row."""
-        return self._on_device[1]
-
-    @property
-    def _is_in_order(self) -> bool:
-        """True when the groups hold the row's tokens in their order, without padding."""
-        return self._on_device[2]
-
     @cached_property
-    def _on_device(self) -> tuple[list[Group], list[Tensor], bool]:
-        """The groups, the columns, and whether the groups are in order; all goes to the device in one copy."""
+    def _layout(self) -> Layout:
+        """The pass on the device, where all of it goes in one copy."""
         segments = self.segments
         ends = np.cumsum([segment.num_tokens for segment in segments]).tolist()
         is_joined = joins(self.device)
@@ -165,7 +172,7 @@ class Pass(Generic[AnySegment]):
         staged = list(islice(tensors, len(arrays)))
         for group in copied:
             group.device = GroupArrays(*islice(tensors, len(group.host)))
-        return groups, staged, is_in_order
+        return Layout(groups, is_in_order, *staged)
 
 
 def joins(device: torch.device) -> bool:
