@@ -97,10 +97,12 @@ def _add_generation(app: FastAPI, gateway: Gateway, bodies: Bodies) -> None:
 
     async def fields_of(model: type[OfTenant], request: Request) -> OfTenant:
         replicas, salt_by_key = gateway.replicas, gateway.settings.salt_by_key
-        replicas.check_room(0 if salt_by_key else MOST_URGENT)  # before the body is read: refusals must be cheap
         try:
-            replicas.check_room()
+            replicas.check_room()  # before the body is read: refusals must be cheap
         except Busy as busy:
+            if salt_by_key:
+                raise
+            replicas.check_room(MOST_URGENT)
             fields = await bodies.urgent_fields(model, request, busy)
             replicas.check_room(fields.priority or 0)
         else:

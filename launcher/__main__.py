@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from launcher.log import print_error
 from launcher.server import REPOSITORY, Server
 from launcher.settings import Settings
 from orchestrator.core.errors import ServingError
@@ -74,7 +75,7 @@ def _run(server: Server) -> int:
 
 
 def _fail(what: object, status: int) -> int:
-    print(f"error: {what}", file=sys.stderr, flush=True)
+    print_error(f"error: {what}")
     return status
 
 

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from launcher.log import print_error
 from launcher.settings import Settings, joined, reachable
 from orchestrator.core.errors import ServingError
 from orchestrator.deployment.drain_state import wait_until_idle
@@ -80,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         is_idle = wait_until_idle(lambda: client.drain("GET"), options.limit_s, lambda: False)
         print("no request runs" if is_idle else f"requests still run after {options.limit_s:g} s", flush=True)
     except ServingError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print_error(f"error: {error}")
         return 2
     return 0 if is_idle else 1
 

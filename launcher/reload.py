@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from launcher.drain import LauncherClient
+from launcher.log import print_error
 from launcher.settings import Settings
 from orchestrator.core.errors import ServingError
 
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = Settings.from_environment(os.environ)
         status, text = LauncherClient(settings.host, settings.health_port).request("PUT", "/reload", options.limit_s)
     except ServingError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print_error(f"error: {error}")
         return 2
     print(text, file=sys.stderr if status != 200 else sys.stdout, flush=True)
     return 0 if status == 200 else 1
