@@ -94,14 +94,14 @@ const char* drafts_read_prompt(void* growth, const int32_t* tokens, size_t count
   return native::guarded([&] { return growth_of(growth)->read_prompt(tokens, count), nullptr; });
 }
 
-// As `drafts_next`, for a request that may have a prediction. range: of temperature. place: index in the prediction;
-// agreement: tokens before it that fit.
-int drafts_grow(void* growth, const int32_t* read, size_t count, int range, int place, int agreement, int max_nodes,
-                int max_depth, const Costs* costs, const Tree* tree) {
-  return guarded_or(-1, [&] {
-    growth_of(growth)->read(read, count, range);
-    return growth_of(growth)->grow(place, agreement, max_nodes, max_depth, *costs, *tree);
-  });
+// Read output that precedes the first tree; returns null, or what is wrong.
+const char* drafts_read(void* growth, const int32_t* tokens, size_t count) {
+  return native::guarded([&] { return growth_of(growth)->read(tokens, count), nullptr; });
+}
+
+// Write the tree after the text that has been read, as `drafts_next` does. range: of temperature.
+int drafts_grow(void* growth, int range, int max_nodes, int max_depth, const Costs* costs, const Tree* tree) {
+  return guarded_or(-1, [&] { return growth_of(growth)->grow(range, max_nodes, max_depth, *costs, *tree); });
 }
 
 // Returns null, or what is wrong.

@@ -6,10 +6,10 @@
 
 namespace drafts {
 
-// CostModel of orchestrator/core/cost_model.py. node_s: time to draft a node.
+// CostModel of orchestrator/core/cost_model.py.
 struct Costs {
   const double *seconds, *row_s;
-  double others_tokens, rate_to_beat, node_s;
+  double others_tokens, rate_to_beat;
 };
 
 // The arrays that a tree is written to, by node 1…m: token, parent, the names of the sources as bits, probability.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from ctypes import c_int32, c_void_p
 from typing import NamedTuple
 
@@ -134,34 +134,30 @@ class CompiledGrowth(CompiledProposer):
         super().__init__(library, handle, (estimates, tables, corpus, memory))
 
     def read_prompt(self, tokens: Sequence[int]) -> None:
-        """Read the text that precedes the first tree, in pieces, as `next` does."""
+        """Read a prompt, before the first tree."""
+        self._read(self._library.drafts_read_prompt, tokens)
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Read output; candidates for steps without a tree are compared with it, except before the first tree."""
+        self._read(self._library.drafts_read, tokens)
+
+    def _read(self, function: Callable[..., bytes | None], tokens: Sequence[int]) -> None:
+        """Let native code read tokens in pieces, as `next` does."""
         for start in range(0, len(tokens), PIECE):
             piece = tokens[start : start + PIECE]
-            new = (c_int32 * len(piece))(*piece)
-            check(self._library.drafts_read_prompt(self.handle, new, len(piece)), "reading")
+            check(function(self.handle, (c_int32 * len(piece))(*piece), len(piece)), "reading")
 
     def grow(
-        self,
-        read: Sequence[int],
-        temperature_range: int,
-        place: int,
-        agreement: int,
-        max_nodes: int,
-        max_depth: int,
-        costs: CostModel,
-        node_s: float,
+        self, temperature_range: int, max_nodes: int, max_depth: int, costs: CostModel
     ) -> tuple[TokenTree, list[int], FloatArray]:
         """Return the tree, each node's sources as bits, and each node's probability.
 
         The bits are those of `orchestrator.proposers.compiled_growth.NAMES`.
-        read: the new tokens. temperature_range: the request's, one of those that the counts distinguish. place: index
-        in the prediction, −1 where it does not fit. agreement: tokens before it that fit.
+        temperature_range: the request's, one of those that the counts distinguish.
         """
-        new = (c_int32 * len(read))(*read)
-        limits = temperature_range, place, agreement, min(max_nodes, MAX_NODES), max_depth
-        fields = CostFields.of(costs, node_s)
-        size = counted(self._library.drafts_grow(self.handle, new, len(read), *limits, fields, self._tree), "a draft")
-        tokens, parents, names = self._nodes[:, :size].copy()
+        limits = temperature_range, min(max_nodes, MAX_NODES), max_depth
+        size = self._library.drafts_grow(self.handle, *limits, CostFields.of(costs), self._tree)
+        tokens, parents, names = self._nodes[:, : counted(size, "a draft")].copy()
         return TokenTree(tokens, parents), names.tolist(), self._probabilities[:size].copy()
 
     def learn(self, tokens: Sequence[int]) -> None:

@@ -24,6 +24,7 @@ LIBRARY = NativeLibrary(
         "estimates.h",
         "growth.h",
         "guarded.h",
+        "predicted.h",
         "prompt_lookup.h",
         "response_memory.h",
         "suffix.h",
@@ -32,19 +33,20 @@ LIBRARY = NativeLibrary(
 
 
 class CostFields(Structure):
-    """The costs that determine the size of a tree, as `drafts::Costs`. node_s: time to draft a node."""
+    """The costs that determine the size of a tree, as `drafts::Costs`."""
 
     _fields_ = [
         ("seconds", c_void_p),
         ("row_s", c_void_p),
-        *((name, c_double) for name in ("others_tokens", "rate_to_beat", "node_s")),
+        ("others_tokens", c_double),
+        ("rate_to_beat", c_double),
     ]
 
     @classmethod
-    def of(cls, costs: CostModel, node_s: float = 0.0) -> CostFields:
+    def of(cls, costs: CostModel) -> CostFields:
         """Return the fields of a cost model, whose arrays must outlive them."""
         arrays = costs.seconds.ctypes.data, costs.row_s.ctypes.data
-        return cls(*arrays, costs.others_tokens, costs.rate_to_beat, node_s)
+        return cls(*arrays, costs.others_tokens, costs.rate_to_beat)
 
 
 class TreeFields(Structure):
@@ -88,8 +90,8 @@ def drafts_library() -> ctypes.CDLL | None:
         new.restype = c_void_p
     written = POINTER(CostFields), POINTER(TreeFields)
     library.drafts_next.argtypes = c_void_p, c_void_p, c_size_t, c_int, c_int, *written
-    library.drafts_grow.argtypes = c_void_p, c_void_p, c_size_t, c_int, c_int, c_int, c_int, c_int, *written
-    for read in (library.drafts_read_prompt, library.drafts_learn):
+    library.drafts_grow.argtypes = c_void_p, c_int, c_int, c_int, *written
+    for read in (library.drafts_read_prompt, library.drafts_read, library.drafts_learn):
         read.argtypes, read.restype = [c_void_p, c_void_p, c_size_t], c_char_p
     for free in (
         library.drafts_free,

@@ -16,6 +16,7 @@
 #include "corpus.h"
 #include "drafts.h"
 #include "estimates.h"
+#include "predicted.h"
 #include "response_memory.h"
 
 namespace drafts {
@@ -58,9 +59,9 @@ struct Recent {
   }
 };
 
-// The state of each source after a continuation. place: index in the prediction; −1 = none. remembered: by text.
+// The state of each source after a continuation. place: in the prediction. remembered: by text.
 struct States {
-  int place, agreement;
+  Place place;
   Match match;
   std::array<Match, kMostTexts> remembered;
   Recent recent;
@@ -95,37 +96,38 @@ class Growth : public Proposer {
         tables_(tables),
         corpus_(corpus),
         memory_(memory),
-        prediction_(prediction, prediction + size),
+        prediction_(prediction, size),
         is_chain_(is_chain) {}
 
-  // Read text that precedes the first tree: nothing of a prompt is compared.
+  // Read a part of the prompt, before the first tree.
   void read_prompt(const int32_t* tokens, size_t count) {
     for (size_t i = 0; i < count; ++i) append(tokens[i]);
   }
 
-  // Read new tokens; those of steps without a tree are compared with the candidates that would have been proposed.
-  void read(const int32_t* tokens, size_t count, int range) {
-    bool may_judge = has_begun_ && prediction_.empty();
+  // Read new output. That of steps without a tree is compared with the candidates that would have been proposed, except
+  // what precedes the first tree.
+  void read(const int32_t* tokens, size_t count) {
     for (size_t i = 0; i < count; ++i) {
-      if (i >= num_judged_ && may_judge) judge(tokens[i]);
+      if (i >= num_judged_ && has_grown_) judge(tokens[i]);
       append(tokens[i]);
+      prediction_.append(tokens[i]);
     }
-    has_begun_ = true, num_judged_ = 0, range_ = range;
+    num_judged_ = 0;
   }
 
-  // For a request without a prediction.
   int next(const int32_t* committed, size_t count, int max_nodes, int max_depth, const Costs* costs,
            const Tree& tree) override {
     learn(committed, count);
-    read(committed, count, range_);
-    return grow(-1, 0, max_nodes, max_depth, *costs, tree);
+    read(committed, count);
+    return grow(range_, max_nodes, max_depth, *costs, tree);
   }
 
-  // Write the tree with the most expected tokens per second; return its number of nodes.
-  int grow(int place, int agreement, int max_nodes, int max_depth, const Costs& costs, const Tree& tree) {
+  // Write the tree with the most expected tokens per second; return its number of nodes. range: of temperature.
+  int grow(int range, int max_nodes, int max_depth, const Costs& costs, const Tree& tree) {
     const std::lock_guard lock(estimates_->mutex);
+    has_grown_ = true, range_ = range;
     int num_nodes = 0;
-    with_memory([&] { num_nodes = grown(place, agreement, max_nodes, max_depth, costs, tree); });
+    with_memory([&] { num_nodes = grown(max_nodes, max_depth, costs, tree); });
     return num_nodes;
   }
 
@@ -155,17 +157,17 @@ class Growth : public Proposer {
     });
   }
 
-  int grown(int place, int agreement, int max_nodes, int max_depth, const Costs& costs, const Tree& tree) {
+  int grown(int max_nodes, int max_depth, const Costs& costs, const Tree& tree) {
     refresh_ratios();
     max_depth_ = max_depth;
     options_.clear(), children_.clear(), states_.clear();
     waiting_ = {};
-    expand(0, 0, 1.0, start(place, agreement));
+    expand(0, 0, 1.0, start());
     double expected = 1.0 + costs.others_tokens, rate = (1.0 + kMargin) * costs.rate_to_beat;
     int num_nodes = 0, num_best = 0;
     while (!waiting_.empty() && num_nodes < max_nodes) {
       PendingNode next = waiting_.top();
-      if (-next.minus_probability <= rate * (costs.row_s[num_nodes] + costs.node_s)) break;
+      if (-next.minus_probability <= rate * costs.row_s[num_nodes]) break;
       waiting_.pop();
       tree.tokens[num_nodes] = next.token;
       tree.parents[num_nodes] = next.parent;
@@ -174,8 +176,7 @@ class Growth : public Proposer {
       int node = ++num_nodes;
       children_[next.parent].emplace_back(next.token, node);
       expected -= next.minus_probability;
-      double seconds = costs.seconds[node] + costs.node_s * node;
-      if (expected > rate * seconds) rate = expected / seconds, num_best = node;
+      if (expected > rate * costs.seconds[node]) rate = expected / costs.seconds[node], num_best = node;
       expand(node, next.depth, -next.minus_probability, after(states_[next.parent], next.token));
     }
     return num_best;
@@ -193,12 +194,12 @@ class Growth : public Proposer {
   void judge(int token) {
     const std::lock_guard lock(estimates_->mutex);
     refresh_ratios();
-    with_memory([&] { compare(options_behind(start(-1, 0)), token); });
+    with_memory([&] { compare(options_behind(start()), token); });
   }
 
   // The states after the text.
-  States start(int place, int agreement) const {
-    States states{place, agreement, text_.repeated(), {}, recent_};
+  States start() {
+    States states{prediction_.start(recent_.backwards, recent_.count), text_.repeated(), {}, recent_};
     for (size_t i = 0; i < texts_->size(); ++i)
       states.remembered[i] = (*texts_)[i]->find(recent_.backwards.data(), recent_.count);
     return states;
@@ -212,11 +213,7 @@ class Growth : public Proposer {
   }
 
   States after(States states, int token) const {
-    if (states.place >= 0) {
-      bool goes_on = prediction_[states.place] == token && states.place + 1 < int(prediction_.size());
-      states.place = goes_on ? states.place + 1 : -1;
-      states.agreement += 1;
-    }
+    states.place = prediction_.after(states.place, token);
     states.match = text_.after(states.match, token);
     for (size_t i = 0; i < texts_->size(); ++i)
       states.remembered[i] = (*texts_)[i]->after(states.remembered[i], token);
@@ -261,8 +258,8 @@ class Growth : public Proposer {
       for (const Option& known : options) most = std::max(most, known.probability);
       grade = int(kGrades * most);
     };
-    if (states.place >= 0) {
-      int evidence = length_of(states.agreement);
+    if (states.place.at >= 0) {
+      int evidence = length_of(states.place.agreement);
       name(kPredicted, prediction_[states.place], evidence, double(evidence + 1) / (evidence + 2));
     }
     close();
@@ -323,12 +320,12 @@ class Growth : public Proposer {
   const Corpus* corpus_;
   const Recollection* memory_;
   const Texts* texts_ = nullptr;  // of the memory, while they are locked
-  std::vector<int> prediction_;
+  Prediction prediction_;
   bool is_chain_;
   Automaton text_{kMaxMatch};
   Recent recent_{};
   int max_depth_ = 0, range_ = 0;
-  bool has_begun_ = false;
+  bool has_grown_ = false;
   size_t num_judged_ = 0;  // how many of the tokens that will be read next
   std::array<RequestOdds, kNumSources> odds_;
   std::array<double, kNumSources> ratios_{};

@@ -40,7 +40,20 @@ class NgramIndex {
   // The places of the text's suffix of `size` tokens, ascending.
   const std::vector<int>& places(int size) const { return places_[ends_[size]]; }
 
+  // The places of these tokens, the newest first, ascending; null if the text does not contain them.
+  const std::vector<int>* places_after(const int* backwards, int size) const {
+    int ngram = ends_[0];
+    for (int i = size; i-- > 0;) {
+      auto found = longer_.find(key(ngram, backwards[i]));
+      if (found == longer_.end()) return nullptr;
+      ngram = found->second;
+    }
+    return &places_[ngram];
+  }
+
  private:
+  static uint64_t key(int ngram, int token) { return uint64_t(ngram) << 32 | uint32_t(token); }
+
   int new_ngram() {
     places_.emplace_back();
     return int(places_.size()) - 1;
@@ -48,7 +61,7 @@ class NgramIndex {
 
   // The n-gram with one more token.
   int longer(int ngram, int token) {
-    auto [found, is_new] = longer_.try_emplace(uint64_t(ngram) << 32 | uint32_t(token), 0);
+    auto [found, is_new] = longer_.try_emplace(key(ngram, token), 0);
     if (is_new) found->second = new_ngram();
     return found->second;
   }

@@ -22,8 +22,6 @@ from orchestrator.proposers.parameters import MethodConfig
 from orchestrator.proposers.ranks import paying
 from orchestrator.proposers.union import united
 
-#: Weight of all earlier measurements in the mean time of a node.
-DISCOUNT = 0.9
 #: After a step has run alone although native code could have drafted for it, this many more are expected to run alone.
 NUM_SINGLE_STEPS = 32
 
@@ -75,7 +73,7 @@ class Auto(Proposer):
         self._heads = None if config.is_chain or not dependencies.drafters else HeadsOfAuto(dependencies)
         self._step_costs, self._clock = dependencies.step_costs, dependencies.step_costs.clock
         self._meter = Meter(self._step_costs)
-        self._node_s = self._begun_s = 0.0
+        self._begun_s = 0.0
         self._begun: Grown | None = None
         self._compiled: CompiledDrafts | None = None
         self._num_single_left = 0  # steps that are still expected to run alone
@@ -163,12 +161,8 @@ class Auto(Proposer):
 
     def _grow(self, context: Context, sampling: Sampling, budget: Budget, costs: CostModel) -> Grown:
         """Return the tree that is drafted without a head, and whether a head should draft too."""
-        began_s = self._clock()
-        proposal = self._growth.grow(context, budget, costs, self._node_s, range_of(sampling))
+        proposal = self._growth.grow(context, budget, costs, range_of(sampling))
         probabilities, num_nodes = self._growth.probabilities, proposal.tree.num_nodes
-        if not self._meter.is_first:
-            node_s = (self._clock() - began_s) / (num_nodes + 1)
-            self._node_s = DISCOUNT * self._node_s + (1 - DISCOUNT) * node_s
         tokens = 1.0 + costs.others_tokens + float(probabilities.sum())
         rate = tokens / float(costs.seconds[num_nodes]) if num_nodes else costs.rate_to_beat
         return Grown(proposal, probabilities, bool(self._heads and budget.max_depth and self._heads.wants(rate, costs)))

@@ -44,39 +44,34 @@ class NativeGrowth:
     """
 
     def __init__(self, compiled: CompiledEstimates, dependencies: ProposerDependencies, is_chain: bool) -> None:
-        prediction = dependencies.prediction
         tables = _compiled(dependencies.tables) if dependencies.tables else None
         corpus = compiled_corpus(dependencies.corpus) if dependencies.corpus else None
         memory = dependencies.memory if isinstance(dependencies.memory, CompiledRecollection) else None
-        self._growth = CompiledGrowth(compiled, tables, corpus, memory, prediction, is_chain)
-        self._prediction = PredictionCandidates(Predicted(PredictedConfig(), dependencies)) if prediction else None
+        self._growth = CompiledGrowth(compiled, tables, corpus, memory, dependencies.prediction, is_chain)
         self._num_read = 0
         self.probabilities = np.empty(0)
 
     def begin(self, context: Context) -> None:
-        """Read the prompt, which takes too long for the engine's thread."""
-        self._growth.read_prompt(context.ids[self._num_read :])
-        self._num_read = len(context)
-
-    def grow(
-        self, context: Context, budget: Budget, costs: CostModel, node_s: float, temperature_range: int = 0
-    ) -> Proposal:
-        """Return the tree with the most expected tokens per second."""
+        """Read the text so far, which may take too long for the engine's thread."""
+        if not self._num_read:
+            self._num_read = context.prompt_len
+            self._growth.read_prompt(context.ids[: self._num_read])
         unread, self._num_read = context.ids[self._num_read :], len(context)
-        place = self._prediction.start(context) if self._prediction else None
-        index, agreement = place or (-1, 0)
-        limits = index, agreement, budget.max_nodes, budget.max_depth
-        tree, names, self.probabilities = self._growth.grow(unread, temperature_range, *limits, costs, node_s)
+        self._growth.read(unread)
+
+    def grow(self, context: Context, budget: Budget, costs: CostModel, temperature_range: int = 0) -> Proposal:
+        """Return the tree with the most expected tokens per second."""
+        self.begin(context)
+        limits = budget.max_nodes, budget.max_depth
+        tree, names, self.probabilities = self._growth.grow(temperature_range, *limits, costs)
         return Proposal(tree, tuple(SOURCES[bits] for bits in names))
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Compare the candidates of the last tree with the text that followed."""
         self._growth.learn(tokens)
 
-    def compiled(self, limits: Budget, costs: CostModel) -> CompiledDrafts | None:
-        """Return what native code needs to grow the next trees by itself; None if there is a prediction."""
-        if self._prediction:
-            return None
+    def compiled(self, limits: Budget, costs: CostModel) -> CompiledDrafts:
+        """Return what native code needs to grow the next trees by itself."""
         growth = self._growth
         return CompiledDrafts(
             growth, limits.max_nodes, limits.max_depth, SOURCES, growth.handle, growth.next_address, costs

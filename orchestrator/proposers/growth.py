@@ -15,7 +15,7 @@ from orchestrator.core.context import Context
 from orchestrator.core.cost_model import CostModel
 from orchestrator.core.proposal import Budget, Proposal
 from orchestrator.core.tree import TokenTree
-from orchestrator.proposers.candidates import CandidateSource, PredictionCandidates
+from orchestrator.proposers.candidates import CandidateSource
 from orchestrator.proposers.estimates import AcceptanceEstimates, RequestOdds, corrected
 
 #: A tree is sent only if it promises this fraction more tokens per second than a plain step.
@@ -118,13 +118,11 @@ class Growth:
     def begin(self, context: Context) -> None:
         """Do nothing: the reference reads the prompt when it grows its first tree."""
 
-    def grow(
-        self, context: Context, budget: Budget, costs: CostModel, node_s: float, temperature_range: int = 0
-    ) -> Proposal:
+    def grow(self, context: Context, budget: Budget, costs: CostModel, temperature_range: int = 0) -> Proposal:
         """Return the tree with the most expected tokens per second; often a bare root.
 
         The probability of a node is the product of those on its path, so no node is likelier than its parent, and the
-        best n nodes are the n likeliest. node_s: time to draft a node. temperature_range: the request's (`range_of`).
+        best n nodes are the n likeliest. temperature_range: the request's (`range_of`).
         Invariant: no larger tree of these candidates has a higher rate. A node that is no likelier than the highest
         rate so far × the least cost of another row cannot raise the rate, nor can any node after it.
         """
@@ -139,12 +137,12 @@ class Growth:
         rate = (1.0 + MARGIN) * costs.rate_to_beat
         while heap and len(grown.tokens) < budget.max_nodes:
             best = heappop(heap)
-            if -best.minus_probability <= rate * (row_s[len(grown.tokens)] + node_s):
+            if -best.minus_probability <= rate * row_s[len(grown.tokens)]:
                 break
             node = grown.add(best)
             tokens -= best.minus_probability
-            if tokens > rate * (step_s := seconds[node] + node_s * node):
-                rate, num_best = tokens / step_s, node
+            if tokens > rate * seconds[node]:
+                rate, num_best = tokens / seconds[node], node
             states = zip(self._sources, best.states, strict=True)
             after = tuple(source.after(state, best.token) for source, state in states)
             self._expand(heap, node, best.depth, -best.minus_probability, after)
@@ -170,13 +168,8 @@ class Growth:
         """Do nothing: the reference reads the context itself, whatever native code has read."""
 
     def _judge(self, context: Context) -> None:
-        """Compare the tokens of plain steps, for which no tree was grown, with the candidates for them.
-
-        Meanwhile the text may have left the prediction or returned to it, so a request with a prediction learns only
-        from its trees.
-        """
-        has_prediction = any(source.name == PredictionCandidates.name for source in self._sources)
-        for end in range(self._num_judged, len(context) if self._num_judged and not has_prediction else 0):
+        """Compare the tokens of plain steps, for which no tree was grown, with the candidates for them."""
+        for end in range(self._num_judged, len(context) if self._num_judged else 0):
             self._ratios = [odds.ratio for odds in self._odds]
             states = tuple(source.start(Context(context.ids[:end])) for source in self._sources)
             self._compare(self._options(states), context.ids[end])

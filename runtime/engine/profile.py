@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 #: Rows of the measured passes: small sizes, and both sides of the multiples at which the cost may jump.
 NUM_ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 25, 32, 33, 48, 64, 128)
-#: Consecutive passes of one size; the first is ignored, since the CPU's caches hold another size's data, and the median
-#: of the others counts.
+#: Consecutive passes of one size. The first is ignored, since the CPU's caches hold another size's data; of the others
+#: the fastest counts, since other work on the machine slows some of them.
 NUM_TIMED = 5
 #: The best of NUM_ROUNDS rounds counts for each size. Measuring stops after LIMIT_S, between two passes; a curve over
 #: fewer rows than MIN_ROWS is of no use.
@@ -101,7 +101,7 @@ class _Profile:
             if self._paged.model.device.type == "cuda":
                 torch.cuda.synchronize(self._paged.model.device)
             times.append(time.perf_counter() - began_s)
-        return statistics.median(times[1:])
+        return min(times[1:])
 
 
 def measured_costs(paged: PagedModel) -> PassCosts | None:

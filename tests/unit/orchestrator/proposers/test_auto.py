@@ -106,15 +106,13 @@ def test_no_tree_of_the_candidates_has_a_higher_rate(cost: str, seed: int) -> No
     others, seconds = 0.1 * seed, np.array([COSTS[cost](rows) for rows in range(1, 130)])
     costs = cost_model_of(seconds, others)
     source = Drawn(seed)
-    tree = Growth([source], AcceptanceEstimates()).grow(Context([1]), Budget(128, 6), costs, 0.001).tree
+    tree = Growth([source], AcceptanceEstimates()).grow(Context([1]), Budget(128, 6), costs).tree
 
     probabilities = dict(continuations(source, 6))
     best = sorted(probabilities.values(), reverse=True)
-    rates = [(1 + others + sum(best[:n])) / (seconds[n] + 0.001 * n) for n in range(1, len(best) + 1)]
+    rates = [(1 + others + sum(best[:n])) / seconds[n] for n in range(1, len(best) + 1)]
     plain = (1 + MARGIN) * (1 + others) / seconds[0]
-    found = (1 + others + sum(probabilities[path] for path in tree.paths[1:])) / (
-        seconds[tree.num_nodes] + 0.001 * tree.num_nodes
-    )
+    found = (1 + others + sum(probabilities[path] for path in tree.paths[1:])) / seconds[tree.num_nodes]
     assert bool(tree.num_nodes) == (max(rates, default=0.0) > plain)
     assert not tree.num_nodes or found == pytest.approx(max(rates, default=0.0))
 
@@ -123,13 +121,11 @@ def test_growth_keeps_to_the_budget_and_grows_chains_where_a_rule_needs_them() -
     costs = cost_model_of(1.0 + 0.001 * np.arange(129))
     for seed, (max_nodes, max_depth) in enumerate([(0, 5), (5, 0), (3, 9), (40, 2)] * 5):
         budget = Budget(max_nodes, max_depth)
-        tree = Growth([Drawn(seed)], AcceptanceEstimates()).grow(Context([1]), budget, costs, 0.0).tree
+        tree = Growth([Drawn(seed)], AcceptanceEstimates()).grow(Context([1]), budget, costs).tree
         assert tree.num_nodes <= max_nodes
         assert tree.depths.max() <= max_depth
         assert (
-            Growth([Drawn(seed)], AcceptanceEstimates(), is_chain=True)
-            .grow(Context([1]), budget, costs, 0.0)
-            .tree.is_chain
+            Growth([Drawn(seed)], AcceptanceEstimates(), is_chain=True).grow(Context([1]), budget, costs).tree.is_chain
         )
 
 
@@ -148,7 +144,7 @@ def test_candidates_are_judged_by_the_text_whether_they_were_sent_or_not() -> No
     estimates = AcceptanceEstimates()
     growth = Growth([Named([Candidate(1, 900), Candidate(2, 10)])], estimates)
     for number in range(20):
-        tree = growth.grow(Context([1]), Budget(8, 8), cost_model_of(1.0 + 0.5 * np.arange(129)), 0.0).tree
+        tree = growth.grow(Context([1]), Budget(8, 8), cost_model_of(1.0 + 0.5 * np.arange(129))).tree
         assert number or 2 not in tree.tokens
         growth.learn([2])
     assert estimates.probability(("drawn", 900, 0, 0), 0.9) < 0.2
@@ -158,10 +154,10 @@ def test_candidates_are_judged_by_the_text_whether_they_were_sent_or_not() -> No
 def test_the_text_of_plain_steps_is_compared_with_what_would_have_been_named() -> None:
     estimates, costs = AcceptanceEstimates(), cost_model_of(1.0 + 0.5 * np.arange(129))
     growth, context = Growth([Named([Candidate(1, 900)])], estimates), Context([1])
-    growth.grow(context, Budget(8, 8), costs, 0.0)
+    growth.grow(context, Budget(8, 8), costs)
     growth.learn([2])
     context.commit([2] * 60)
-    growth.grow(context, Budget(8, 8), costs, 0.0)
+    growth.grow(context, Budget(8, 8), costs)
     assert estimates.probability(("drawn", 900, 0, 0), 0.9) == pytest.approx(0.9 * 4 / 64, rel=0.1)
 
 
@@ -194,11 +190,11 @@ def test_greedy_and_sampled_requests_teach_each_other_nothing() -> None:
     estimates, costs = AcceptanceEstimates(), cost_model_of(1.0 + 0.5 * np.arange(129))
     for _ in range(50):
         growth = Growth([Named([Candidate(1, 900)])], estimates)
-        growth.grow(Context([1]), Budget(8, 1), costs, 0.0, 3)
+        growth.grow(Context([1]), Budget(8, 1), costs, 3)
         growth.learn([2])
     for temperature_range, num_nodes in ((3, 0), (0, 1)):
         growth = Growth([Named([Candidate(1, 900)])], estimates)
-        assert growth.grow(Context([1]), Budget(8, 1), costs, 0.0, temperature_range).tree.num_nodes == num_nodes
+        assert growth.grow(Context([1]), Budget(8, 1), costs, temperature_range).tree.num_nodes == num_nodes
 
 
 def test_the_prompt_is_read_before_the_first_step_though_no_cost_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
