@@ -72,7 +72,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
         sequence = self.sequences.find(request.delta.sequence_id, context)
         if sequence is None or sequence.num_computed < len(context):
             return None
-        length = min(request.max_nodes, request.max_depth)
+        length = request.max_depth  # in a union, the draft model's share of the nodes is another one at each step
         sequence.reserve_up_to(len(context) + num_ahead + length)
         draft = NativeDraft(
             sampling=request.sampling,
