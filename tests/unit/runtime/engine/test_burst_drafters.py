@@ -216,6 +216,14 @@ def test_native_code_merges_the_trees_of_random_unions_as_python_does(
     assert drafted.burst_tokens, "no step ran in native code"
 
 
+def test_steps_of_a_union_of_two_drafters_run_one_by_one(drafted: Drafted, target: Path) -> None:
+    stop, method = StopRule(MAX_TOKENS), "eagle2+draft_model"
+    run = RunOptions(method, '{"adaptive": false}', LIMITS, stop.min_tokens, tuple(stop.ids))
+    drafted.burst_tokens.clear()
+    in_run, by_step = run_and_loop(drafted, target, (method, ""), Sampling(), stop, StepOptions(), run)
+    assert in_run == by_step and by_step[1]["sources"] and not drafted.burst_tokens
+
+
 def test_sixteen_runs_with_all_drafters_tell_what_each_tells_alone(drafted: Drafted, target: Path) -> None:
     methods = [*METHODS, *METHODS][:16]
     samplings = [Sampling(seed % 3 / 3, seed=seed) for seed in range(16)]
