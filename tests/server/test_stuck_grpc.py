@@ -35,14 +35,27 @@ class Watched:
             assert self.frontend.silent_method() is None
 
 
-@pytest.fixture
-def watched(checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    monkeypatch.setattr(answer_watch, "PERIOD_S", 0.2)
-    monkeypatch.setattr(grpc_frontend, "LIMIT_S", 2.0)
+@pytest.fixture(scope="module")
+def watched(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     said: list[str] = []
-    config = deployment(link(checkpoints, tmp_path), 'default_speculation = "none"')
-    with serving(config, said=said, hang_limit_s=20) as server:
-        yield Watched(server, said)
+    config = deployment(link(checkpoints, tmp_path_factory.mktemp("stuck")), 'default_speculation = "none"')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(answer_watch, "PERIOD_S", 0.2)
+        patch.setattr(grpc_frontend, "LIMIT_S", 2.0)
+        with serving(config, said=said, hang_limit_s=6) as server:
+            yield Watched(server, said)
+
+
+def test_grpc_answers_the_watch_while_the_models_do_not(watched: Watched) -> None:
+    """So a server that is only busy is not taken for one that is stuck."""
+    server = watched.server
+    assert not ask(server.grpc_url, **REQUEST).error
+    triton, target = pid_of(server, "tritonserver"), pid_of(server, "target")
+    os.kill(target, signal.SIGSTOP)
+    until(lambda: "silent" in (server.why_not_ready() or ""), "a target that is seen to be silent")
+    assert watched.frontend.silent_method() is None
+    await_replaced(server, "target", target)
+    assert pid_of(await_ready(server), "tritonserver") == triton
 
 
 def test_a_triton_of_which_only_grpc_is_stuck_is_killed_and_serves_again(watched: Watched) -> None:
@@ -56,16 +69,3 @@ def test_a_triton_of_which_only_grpc_is_stuck_is_killed_and_serves_again(watched
         await_replaced(server, "tritonserver", triton)
     assert any("over gRPC; killing it" in line for line in watched.said), watched.said
     assert ask(await_ready(server).grpc_url, **REQUEST).ids == expected
-
-
-def test_grpc_answers_the_watch_however_long_the_models_take(watched: Watched) -> None:
-    """So a server that is only busy is not taken for one that is stuck."""
-    assert not ask(watched.server.grpc_url, **REQUEST).error
-    target = pid_of(watched.server, "target")
-    os.kill(target, signal.SIGSTOP)
-    try:
-        until(lambda: watched.server.why_not_ready(), "a target that is seen to be silent")
-        assert watched.frontend.silent_method() is None
-    finally:
-        os.kill(target, signal.SIGCONT)
-    await_ready(watched.server)
