@@ -1,4 +1,4 @@
-"""Asks Triton's gRPC frontend for answers, over HTTP/2 frames of its own: most images of a server have no gRPC library."""
+"""Asks Triton's gRPC frontend for answers, in HTTP/2 frames of its own: most server images have no gRPC library."""
 
 from __future__ import annotations
 

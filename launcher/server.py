@@ -13,8 +13,8 @@ from pathlib import Path
 
 from launcher import log
 from launcher.admin import Admin
-from launcher.answer_watch import AnswerWatch
 from launcher.aliases import names_of, write_repository
+from launcher.answer_watch import AnswerWatch
 from launcher.command import Launch, call_threads, stub_environment
 from launcher.deployment import load_deployment, python_models
 from launcher.engines import with_kernels

@@ -12,9 +12,11 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from launcher import grpc_frontend
-from launcher.grpc_frontend import METHODS, GrpcFrontend, _frame
+from launcher.grpc_frontend import GrpcFrontend, _frame
 from tests.support.hanging import WAIT_S, Hang
 
+#: Triton 2.51 serves each of these on threads of its own, so each is to be asked.
+WANTED = ("ServerLive", "ModelInfer", "ModelStreamInfer")
 SETTINGS = _frame(4, 0, 0, b"")
 
 
@@ -29,15 +31,15 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         if method == self.silent:
             self.hang()
 
-    def ServerLive(self, request, context):
+    def ServerLive(self, request, context):  # noqa: N802
         self._note("ServerLive")
         return service_pb2.ServerLiveResponse(live=True)
 
-    def ModelInfer(self, request, context):
+    def ModelInfer(self, request, context):  # noqa: N802
         self._note("ModelInfer")
         context.abort(grpc.StatusCode.NOT_FOUND, f"Request for unknown model: '{request.model_name}' is not found")
 
-    def ModelStreamInfer(self, request_iterator, context):
+    def ModelStreamInfer(self, request_iterator, context):  # noqa: N802
         for request in request_iterator:
             self._note("ModelStreamInfer")
             yield service_pb2.ModelStreamInferResponse(error_message=f"unknown model: '{request.model_name}'")
@@ -90,10 +92,10 @@ def listening() -> Iterator[Callable[[bytes | None], GrpcFrontend]]:
 
 def test_each_method_is_asked_once_and_an_error_is_an_answer(servicer: Servicer, frontend: GrpcFrontend) -> None:
     assert frontend.silent_method() is None
-    assert servicer.asked == list(METHODS)
+    assert tuple(servicer.asked) == WANTED
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", WANTED)
 def test_a_method_that_is_silent_by_itself_is_named(
     servicer: Servicer, frontend: GrpcFrontend, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -108,7 +110,7 @@ def test_a_port_that_accepts_and_ends_no_call_is_silent(
     listening: Callable[[bytes | None], GrpcFrontend], monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr(grpc_frontend, "LIMIT_S", 0.2)
-    assert listening(sent).silent_method() == METHODS[0]
+    assert listening(sent).silent_method() == "ServerLive"
 
 
 @pytest.mark.parametrize("sent", [None, SETTINGS + _frame(7, 0, 0, bytes(8)), _frame(3, 0, 1, bytes(4))])
