@@ -37,6 +37,7 @@ class Fault:
     """What a replica does after `after` tokens of a stream: end with a status or without one, or fall silent.
 
     pause_s: if not 0, it is silent for this long and then goes on, as a preempted sequence does.
+    not_before: what it first waits for, as a request does that waits in a queue.
     """
 
     after: int
@@ -44,6 +45,7 @@ class Fault:
     message: str = "gone"
     is_silent: bool = False
     pause_s: float = 0.0
+    not_before: asyncio.Event | None = None
 
 
 @dataclass
@@ -95,6 +97,8 @@ class StandInReplica(service_pb2_grpc.GRPCInferenceServiceServicer):
         begun, total = len(inputs.get("generated_ids", [])), inputs["max_tokens"][0]
         for position in range(begun, total):
             if fault and position - begun == fault.after:
+                if fault.not_before:
+                    await fault.not_before.wait()
                 await asyncio.sleep(60 if fault.is_silent else fault.pause_s)
                 if not fault.pause_s:
                     if fault.code is not None:

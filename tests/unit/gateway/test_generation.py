@@ -14,7 +14,7 @@ from gateway.generation import MAX_TRIES, Attempts, Generation, Refusal
 from gateway.metrics import Metrics
 from gateway.replicas import Replica, Replicas
 from gateway.settings import Settings
-from gateway.triton import ReplicaError, Stopping
+from gateway.triton import Full, ReplicaError, Stopping
 from tests.support.standin_replica import Fault, StandInReplica, text_of
 
 pytestmark = pytest.mark.unit
@@ -293,10 +293,10 @@ def test_a_draining_replica_is_not_a_failure_of_the_request() -> None:
     run(test, num_replicas=1, recovery_limit_s=1)
 
 
-def test_refusals_of_a_draining_replica_use_up_no_tries() -> None:
-    failure = Fault(0, grpc.StatusCode.INTERNAL, "boom")
+def test_refusals_of_a_draining_or_full_replica_use_up_no_tries() -> None:
+    refusals: list[ReplicaError] = [Stopping(DRAINING.message), Full(FULL.message)]
     attempts = Attempts()
-    for error in [Stopping(DRAINING.message)] * MAX_TRIES + [ReplicaError(failure.message)]:
+    for error in [*refusals * MAX_TRIES, ReplicaError("boom"), *refusals]:
         attempts = attempts.with_failure(Replica("a:1", None), error)
     assert attempts.num_failed == 1
 
