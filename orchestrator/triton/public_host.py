@@ -24,7 +24,7 @@ from orchestrator.proposers.drafter_clients import DraftAnswer
 from orchestrator.proposers.memory import ResponseMemory, new_memory
 from orchestrator.proposers.sources import ProposerSources
 from orchestrator.requests.generation_request import GenerationRequest
-from orchestrator.requests.inputs import RequestInputs, read
+from orchestrator.requests.inputs import read
 from orchestrator.requests.request_builder import RequestBuilder
 from orchestrator.triton import pb
 from orchestrator.triton.admission import Admission, full_text
@@ -91,10 +91,9 @@ class PublicHost:
         drafters, capabilities = frozenset(config.drafters), capabilities_of(config)
         builder = RequestBuilder(config, checkpoint, drafters, sources.grammars, self._streams, capabilities)
         served = Served(config, memory, sources, builder)
-        request = builder.build(RequestInputs(input_ids=(0,)))
         try:
-            if not (config.has_runs and request.plan.drafter):  # the target's process has the drafter
-                request.plan.proposer(self._dependencies(served, request))
+            if not (config.has_runs and builder.default.plan.drafter):  # the target's process has the drafter
+                builder.default.plan.proposer(self._dependencies(served, builder.default))
         except RequestError as error:
             raise ConfigError(f"default_speculation: {error}") from None
         return served
