@@ -113,12 +113,14 @@ def generate(sequence: SequenceState, steps: Steps, guard: Guard, emit: Emit) ->
     while output.finish is None:
         if reason := guard():
             chunk.text += output.close(reason)
+            statistics.note_response(len(chunk.ids))
             emit(chunk)
             break
         step = steps.next()
         began_s = time.perf_counter()
         chunk.extend(_observe(sequence, step))
         if output.finish or not steps.num_ready:
+            statistics.note_response(len(chunk.ids))
             emit(chunk)
             chunk = Chunk("", [], [])
         statistics.emit_s += time.perf_counter() - began_s

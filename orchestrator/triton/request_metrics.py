@@ -172,13 +172,13 @@ class RequestMetrics:
 
     def _count_times(self, times: RequestTimes, sequence: SequenceState, method: str) -> None:
         totals, statistics = self._totals, sequence.statistics
-        chunks = [(at_s, count) for at_s, count in statistics.chunks if count]
-        if not chunks:
+        responses = [(at_s, count) for at_s, count in statistics.responses if count]
+        if not responses:
             return
-        first_s, last_s = chunks[0][0], chunks[-1][0]
+        first_s, last_s = responses[0][0], responses[-1][0]
         totals.observe("spec_time_to_first_token_seconds", first_s - times.arrived_s)
         totals.observe("spec_e2e_request_latency_seconds", last_s - times.arrived_s)
-        for (before_s, _), (at_s, count) in pairwise(chunks):
+        for (before_s, _), (at_s, count) in pairwise(responses):
             totals.observe("spec_inter_chunk_latency_seconds", at_s - before_s)
             totals.observe("spec_inter_token_latency_seconds", (at_s - before_s) / count, count)
         rest_s = (last_s - first_s) - statistics.draft_s - statistics.target_s

@@ -19,8 +19,8 @@ from orchestrator.triton.request_metrics import RequestTimes
 log = logging.getLogger(__name__)
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-#: Most steps shown in a span; a longer text shows every second one, every third one, and so on.
-MAX_STEPS = 64
+#: Most responses shown in a span; a longer text shows every second one, every third one, and so on.
+MAX_RESPONSES = 64
 
 
 class Traces:
@@ -64,11 +64,11 @@ class Traces:
         if span.is_recording():
             span.set_attributes(self._attributes(sequence, method))
             span.add_event("start", timestamp=_ns(times.started_s + offset_s))
-            chunks = sequence.statistics.chunks
-            stride = -(-len(chunks) // MAX_STEPS) or 1
-            for index in range(0, len(chunks), stride):
-                at_s, count = chunks[index]
-                span.add_event("step", {"index": index, "tokens": count}, timestamp=_ns(at_s + offset_s))
+            responses = sequence.statistics.responses
+            stride = -(-len(responses) // MAX_RESPONSES) or 1
+            for index in range(0, len(responses), stride):
+                at_s, count = responses[index]
+                span.add_event("response", {"index": index, "tokens": count}, timestamp=_ns(at_s + offset_s))
         span.end(end_time=_ns(time.time()))
 
     def _attributes(self, sequence: SequenceState, method: str) -> dict[str, Any]:

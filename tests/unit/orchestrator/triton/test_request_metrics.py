@@ -47,7 +47,7 @@ def sequence(finish: FinishReason = FinishReason.LENGTH) -> Any:
         sources={"suffix.text": SourceCount(9, 3), "suffix.memory": SourceCount(1, 0)},
         tested=[3, 2],
         accepted=[2, 1],
-        chunks=[(100.5, 1), (100.7, 2), (101.0, 3), (101.1, 1)],
+        responses=[(100.5, 1), (100.7, 2), (101.0, 3), (101.1, 1)],
     )
     return SimpleNamespace(
         context=SimpleNamespace(prompt_len=10),

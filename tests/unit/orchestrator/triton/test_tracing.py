@@ -23,12 +23,12 @@ def tracing() -> Iterator[ModuleType]:
         yield module
 
 
-def sequence(began_s: float, num_chunks: int) -> Any:
-    chunks = [(began_s + 0.1 * at, 2) for at in range(1, num_chunks + 1)]
+def sequence(began_s: float, num_responses: int) -> Any:
+    responses = [(began_s + 0.1 * at, 2) for at in range(1, num_responses + 1)]
     return SimpleNamespace(
         context=SimpleNamespace(prompt_len=10),
-        output=SimpleNamespace(num_tokens=2 * num_chunks, finish=FinishReason.STOP),
-        statistics=Statistics(num_steps=num_chunks, num_draft_tokens=30, num_accepted_tokens=9, chunks=chunks),
+        output=SimpleNamespace(num_tokens=2 * num_responses, finish=FinishReason.STOP),
+        statistics=Statistics(num_steps=num_responses, num_draft_tokens=30, num_accepted_tokens=9, responses=responses),
     )
 
 
@@ -36,7 +36,7 @@ def attributes(span: Any) -> dict[str, Any]:
     return {entry.key: plain(entry.value) for entry in span.attributes}
 
 
-def test_a_sequence_has_a_span_with_its_steps(tracing: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequence_has_a_span_with_its_responses(tracing: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     with collector() as (address, received):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
         traces = tracing.Traces.from_environment("speculative")
@@ -49,14 +49,14 @@ def test_a_sequence_has_a_span_with_its_steps(tracing: ModuleType, monkeypatch: 
     assert span.name == "generate" and attributes(span)["spec.method"] == "suffix"
     assert attributes(span)["gen_ai.usage.output_tokens"] == 6
     assert attributes(span)["gen_ai.response.finish_reasons"] == ["stop"]
-    assert [event.name for event in span.events] == ["start", "step", "step", "step"]
+    assert [event.name for event in span.events] == ["start", "response", "response", "response"]
     begin_ns = span.start_time_unix_nano
     at_s = [(event.time_unix_nano - begin_ns) / 1e9 for event in span.events]
     assert at_s == pytest.approx([0.5, 0.6, 0.7, 0.8], abs=1e-3)
     assert abs(begin_ns / 1e9 - (time.time() - 2)) < 60 and span.end_time_unix_nano > begin_ns
-    steps = [event for event in longer.events if event.name == "step"]
-    assert 1 < len(steps) <= tracing.MAX_STEPS
-    indices = [plain(entry.value) for event in steps for entry in event.attributes if entry.key == "index"]
+    shown = [event for event in longer.events if event.name == "response"]
+    assert 1 < len(shown) <= tracing.MAX_RESPONSES
+    indices = [plain(entry.value) for event in shown for entry in event.attributes if entry.key == "index"]
     assert indices == list(range(0, 1000, 16))
 
 
