@@ -55,6 +55,7 @@ class SourceCount:
 class Statistics:
     """Running totals of the steps of one sequence.
 
+    Tokens of the output that another server generated, and that this one continues, do not count.
     num_accepted_tokens: accepted draft tokens that the client gets; tokens after a stop do not count.
     step_lengths: tokens that each step added to the output. step_drafts: draft tokens of each step; an engine that
     drafts by itself reports them for several passes at once, and they count in the first. step_accepted: accepted draft
@@ -65,6 +66,7 @@ class Statistics:
     draft_s, target_s, timed_levels, num_timed_steps: time to propose, time from the target's calls to its answers,
     levels drafted and number of steps, all without the first answer, whose pass includes the prompt.
     num_plain, plain_s: number of those steps that had no draft, and their part of target_s.
+    num_cached_tokens: prompt tokens that the target found in its cache.
     num_in_pass: requests in a pass of the target or in separate passes beside it, summed over the passes.
     responses: for each response, as a client that streams gets it, when it was made (time.monotonic()) and how many
     tokens it has; the steps of a run that arrived together share one.
@@ -180,9 +182,14 @@ class Statistics:
             self.tested[len(path)] += 1
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens that the client gets."""
+        return sum(self.step_lengths)
+
+    @property
     def acceptance_length(self) -> float:
         """Tokens per step, the bonus or recovered token included; 0 before the first step."""
-        return sum(self.step_lengths) / max(self.num_steps, 1)
+        return self.num_tokens / max(self.num_steps, 1)
 
     @property
     def acceptance_rate(self) -> float:

@@ -123,7 +123,7 @@ class RequestMetrics:
         try:
             self._count(times, sequence, method)
         except Exception:
-            log.exception("a sequence was not counted")
+            log.exception("the metrics of a sequence could not be recorded")
 
     def refused(self, reason: str) -> None:
         """Count a request that was answered with an error; reason: one of REFUSALS."""
@@ -163,9 +163,9 @@ class RequestMetrics:
         totals.add("spec_request_success_total", finished_reason=reason.value)
         totals.add("spec_prompt_tokens_total", sequence.context.prompt_len)
         totals.add("spec_prefix_cache_hits_total", sequence.statistics.num_cached_tokens)
-        totals.add("spec_generation_tokens_total", sequence.output.num_tokens, method=method)
+        totals.add("spec_generation_tokens_total", sequence.statistics.num_tokens, method=method)
         totals.observe("spec_request_prompt_tokens", sequence.context.prompt_len)
-        totals.observe("spec_request_generation_tokens", sequence.output.num_tokens)
+        totals.observe("spec_request_generation_tokens", sequence.statistics.num_tokens)
         totals.observe("spec_request_queue_time_seconds", times.started_s - times.arrived_s)
         self._count_times(times, sequence, method)
         self._count_drafts(sequence, method)

@@ -51,7 +51,7 @@ class Traces:
         try:
             self._make(times, sequence, method)
         except Exception:
-            log.exception("a sequence has no span")
+            log.exception("the span of a sequence could not be created")
 
     def close(self) -> None:
         """Send what has not been sent yet."""
@@ -78,7 +78,7 @@ class Traces:
             "gen_ai.operation.name": "text_completion",
             "gen_ai.request.model": self._model,
             "gen_ai.usage.input_tokens": sequence.context.prompt_len,
-            "gen_ai.usage.output_tokens": sequence.output.num_tokens,
+            "gen_ai.usage.output_tokens": statistics.num_tokens,
             "gen_ai.response.finish_reasons": [finish.value] if finish else [],
             "spec.method": method,
             "spec.steps": statistics.num_steps,

@@ -51,6 +51,25 @@ def test_a_request_is_counted_with_what_its_client_saw(server: Server) -> None:
     assert value("spec_max_requests_running") == 32
 
 
+def test_a_text_that_another_server_began_counts_with_the_tokens_of_this_one(server: Server) -> None:
+    def value(name: str, **labels: str) -> float:
+        return metric(server.metrics_url, name, model="speculative", **labels)
+
+    whole = ask(server.grpc_url, speculation="suffix", **INPUTS)
+    until(lambda: _known(server, "spec_steps_total", method="suffix"), "the first figures of the method")
+    time.sleep(1.5)  # the metrics of one request are shown family by family
+    num_ended = value("spec_e2e_request_latency_seconds_count")
+    num_tokens = value("spec_generation_tokens_total", method="suffix")
+    num_prompt, num_hits = value("spec_prompt_tokens_total"), value("spec_prefix_cache_hits_total")
+    rest = ask(server.grpc_url, speculation="suffix", generated_ids=whole.ids[:20], return_stats=True, **INPUTS)
+    assert rest.ids == whole.ids[20:]
+    until(lambda: value("spec_e2e_request_latency_seconds_count") == num_ended + 1, "the figures of the request")
+    time.sleep(1.5)
+    assert value("spec_generation_tokens_total", method="suffix") == num_tokens + 4
+    assert value("spec_prefix_cache_hits_total") == num_hits + rest.stats["num_cached_tokens"]
+    assert 0 < rest.stats["num_cached_tokens"] <= value("spec_prompt_tokens_total") - num_prompt
+
+
 def test_refusals_are_counted_by_their_reason(server: Server) -> None:
     def value(reason: str) -> float:
         return metric(server.metrics_url, "spec_request_refused_total", model="speculative", reason=reason)

@@ -263,6 +263,19 @@ def test_loop_tokens_before_a_guard_that_stops_a_run_are_noted_with_its_response
     assert [count for _, count in sequence.statistics.responses] == [3]
 
 
+def test_loop_cached_tokens_of_a_continued_text_are_no_more_than_its_prompt(tokenizer: Tokenizer) -> None:
+    sequence = SequenceState(
+        Context(PROMPT), Sampling(), Limits(9, 10_000, 128), Output(tokenizer, PROMPT, StopRule(9))
+    )
+    sequence.context.commit([1] * 6)
+    sequence.output.push([1] * 6)
+    acceptance = Acceptance((), 1, num_cached_tokens=len(PROMPT) + 5)
+    steps = StepsOfRun(sequence, lambda: [Step(Proposal.empty(), acceptance, 0.0, 0.0)])
+    generate(sequence, steps, lambda: None, id)
+    assert sequence.statistics.num_cached_tokens == len(PROMPT)
+    assert sequence.statistics.num_tokens == 3 and sequence.output.num_tokens == 9
+
+
 def plain_step(token: int) -> Step:
     return Step(Proposal.empty(), Acceptance((), token), 0.0, 0.0)
 

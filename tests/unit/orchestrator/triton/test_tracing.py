@@ -27,8 +27,14 @@ def sequence(began_s: float, num_responses: int) -> Any:
     responses = [(began_s + 0.1 * at, 2) for at in range(1, num_responses + 1)]
     return SimpleNamespace(
         context=SimpleNamespace(prompt_len=10),
-        output=SimpleNamespace(num_tokens=2 * num_responses, finish=FinishReason.STOP),
-        statistics=Statistics(num_steps=num_responses, num_draft_tokens=30, num_accepted_tokens=9, responses=responses),
+        output=SimpleNamespace(finish=FinishReason.STOP),
+        statistics=Statistics(
+            num_steps=num_responses,
+            step_lengths=[2] * num_responses,
+            num_draft_tokens=30,
+            num_accepted_tokens=9,
+            responses=responses,
+        ),
     )
 
 
