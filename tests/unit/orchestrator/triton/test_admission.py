@@ -461,6 +461,19 @@ def test_a_tenant_has_one_limit_in_all_processes_and_a_killed_one_holds_none(tmp
     assert here.take(3, "z") is Taking.TENANT_AT_LIMIT, "more than any tenant may have"
 
 
+def test_a_tenant_limit_that_a_reload_sets_counts_the_places_that_were_taken_without_one(tmp_path: Path) -> None:
+    here, there = SharedPlaces(tmp_path, 6, 2), SharedPlaces(tmp_path, 6, 2)
+    assert here.take(2, "a") is Taking.TAKEN
+    here.give_back(2, "a")
+    for places in (here, there):
+        places.resize(6, None)
+    assert here.take(2, "b") is Taking.TAKEN
+    for places in (here, there):
+        places.resize(6, 2)
+    assert there.take(1, "b") is Taking.TENANT_AT_LIMIT, "it holds two places in the other process"
+    assert there.take(2, "a") is Taking.TAKEN, "it held places before, but holds none now"
+
+
 def test_the_hint_is_the_time_that_the_queue_takes_at_the_measured_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
