@@ -214,7 +214,7 @@ class Admission:
             try:
                 threading.Thread(target=self._work, args=(request,), name="request", daemon=True).start()
             except RuntimeError:  # "can't start new thread": the limit of the container, or no memory
-                log.exception("a request is refused")
+                log.exception("no thread could be started; the request is refused")
                 with self._lock:
                     self._give_back(request)
                 _guarded(partial(request.give_up, "full"))

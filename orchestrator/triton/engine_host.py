@@ -96,8 +96,8 @@ class EngineHost(Generic[Request]):
         self._unpack = unpack
         self._pack = pack
         self._preparations: WorkerPool[None] = WorkerPool("preparation", NUM_PREPARING)
-        #: What computes the passes; a compiled engine does not say.
-        self.kernels: str = getattr(engine, "kernels", "its own")
+        #: What computes the passes: torch, native, or the engine itself if it is compiled.
+        self.kernels: str = getattr(engine, "kernels", "engine")
         self._exporter = MetricsExporter(ENGINE_FAMILIES, model=model)
         self._model, self._drafters, self._exporters = (
             model,
