@@ -46,10 +46,13 @@ class Traces:
         """Return the traces of a model, or None where no endpoint is set."""
         return cls(model) if any(environ.get(name) for name in ENDPOINTS) else None
 
-    def ended(self, times: RequestTimes, sequence: SequenceState, method: str) -> None:
-        """Make the span of a sequence; does not raise, since its client has been answered."""
+    def ended(self, times: RequestTimes, sequence: SequenceState, method: str, request_id: str) -> None:
+        """Make the span of a sequence; does not raise, since its client has been answered.
+
+        request_id: the client's name for its request, "" if it has none.
+        """
         try:
-            self._make(times, sequence, method)
+            self._make(times, sequence, method, request_id)
         except Exception:
             log.exception("the span of a sequence could not be created")
 
@@ -57,12 +60,12 @@ class Traces:
         """Send what has not been sent yet."""
         self._provider.shutdown()
 
-    def _make(self, times: RequestTimes, sequence: SequenceState, method: str) -> None:
+    def _make(self, times: RequestTimes, sequence: SequenceState, method: str, request_id: str) -> None:
         # The loop's clock is monotonic and has no date.
         offset_s = time.time() - time.monotonic()
         span = self._tracer.start_span("generate", start_time=_ns(times.arrived_s + offset_s))
         if span.is_recording():
-            span.set_attributes(self._attributes(sequence, method))
+            span.set_attributes({**self._attributes(sequence, method), "spec.request_id": request_id})
             span.add_event("start", timestamp=_ns(times.started_s + offset_s))
             responses = sequence.statistics.responses
             stride = -(-len(responses) // MAX_RESPONSES) or 1

@@ -179,11 +179,12 @@ def test_prometheus_scrapes_the_server_and_every_panel_of_the_board_has_data(use
 def test_a_server_with_a_collector_sends_a_span_for_each_text(linked: Path) -> None:
     with collector() as (address, received):
         environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": address, "OTEL_BSP_SCHEDULE_DELAY": "100"}
-        with serving(deployment(linked), env=environ) as running:
+        with serving(deployment(linked), env=environ, log_level="info") as running:
+            assert re.search(r" INFO target runtime\S+: .*: torch forward pass, ", running.log())
             answer = ask(running.grpc_url, speculation="suffix", **INPUTS)
             until(lambda: received, "the span")
     ((_, span),) = received
     found = {entry.key: plain(entry.value) for entry in span.attributes}
     assert found["spec.method"] == "suffix" and found["gen_ai.usage.output_tokens"] == 24
-    assert found["spec.steps"] == answer.last["num_steps"]
+    assert found["spec.steps"] == answer.last["num_steps"] and found["spec.request_id"] == "r"
     assert len([event for event in span.events if event.name == "response"]) == len(answer.parts)

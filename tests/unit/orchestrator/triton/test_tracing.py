@@ -47,13 +47,14 @@ def test_a_sequence_has_a_span_with_its_responses(tracing: ModuleType, monkeypat
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
         traces = tracing.Traces.from_environment("speculative")
         now_s = time.monotonic()
-        traces.ended(tracing.RequestTimes(now_s - 2, now_s - 1.5), sequence(now_s - 1.5, 3), "suffix")
-        traces.ended(tracing.RequestTimes(now_s - 2, now_s - 2), sequence(now_s - 2, 1000), "eagle2")
+        traces.ended(tracing.RequestTimes(now_s - 2, now_s - 1.5), sequence(now_s - 1.5, 3), "suffix", "r-1")
+        traces.ended(tracing.RequestTimes(now_s - 2, now_s - 2), sequence(now_s - 2, 1000), "eagle2", "")
         traces.close()
     (resource, span), (_, longer) = received
     assert resource["service.name"] == "specserve"
     assert span.name == "generate" and attributes(span)["spec.method"] == "suffix"
     assert attributes(span)["gen_ai.usage.output_tokens"] == 6
+    assert attributes(span)["spec.request_id"] == "r-1"
     assert attributes(span)["gen_ai.response.finish_reasons"] == ["stop"]
     assert [event.name for event in span.events] == ["start", "response", "response", "response"]
     begin_ns = span.start_time_unix_nano
@@ -72,7 +73,7 @@ def test_only_the_sampled_share_is_sent(tracing: ModuleType, monkeypatch: pytest
     with collector() as (address, received):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", address + PATH)
         traces = tracing.Traces.from_environment("speculative")
-        traces.ended(tracing.RequestTimes(), sequence(time.monotonic(), 3), "suffix")
+        traces.ended(tracing.RequestTimes(), sequence(time.monotonic(), 3), "suffix", "")
         traces.close()
     assert not received
 
@@ -81,7 +82,7 @@ def test_a_sequence_that_cannot_be_traced_disturbs_nobody(tracing: ModuleType, m
     with collector() as (address, received):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
         traces = tracing.Traces.from_environment("speculative")
-        traces.ended(tracing.RequestTimes(), SimpleNamespace(statistics=None), "suffix")
+        traces.ended(tracing.RequestTimes(), SimpleNamespace(statistics=None), "suffix", "")
         traces.close()
     assert not received
 
