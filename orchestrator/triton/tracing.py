@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.core.errors import ConfigError
 from orchestrator.generation.loop import SequenceState
 from orchestrator.triton.request_metrics import RequestTimes
 
@@ -24,16 +23,14 @@ MAX_RESPONSES = 64
 
 
 class Traces:
-    """Makes spans; raises ConfigError if OpenTelemetry is asked for but not installed. model: the Triton model."""
+    """Makes spans; raises ImportError if OpenTelemetry is not installed. model: the Triton model."""
 
     def __init__(self, model: str) -> None:
-        try:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-            from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import TracerProvider
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        except ImportError as error:
-            raise ConfigError(f"traces need the extra otel: pip install 'specserve[otel]' ({error})") from None
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
         # OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME take precedence over this name.
         resource = Resource.create({} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "specserve"})
         self._model = model
@@ -43,8 +40,17 @@ class Traces:
 
     @classmethod
     def from_environment(cls, model: str, environ: Mapping[str, str] = os.environ) -> Traces | None:
-        """Return the traces of a model, or None where no endpoint is set."""
-        return cls(model) if any(environ.get(name) for name in ENDPOINTS) else None
+        """Return the traces of a model; None if no endpoint is set, or, with a warning, if OpenTelemetry is missing.
+
+        That is no reason not to serve: clusters set the endpoint for all their containers.
+        """
+        if not (found := [name for name in ENDPOINTS if environ.get(name)]):
+            return None
+        try:
+            return cls(model)
+        except ImportError as error:
+            log.warning("no traces, although %s is set: pip install 'specserve[otel]' (%s)", found[0], error)
+            return None
 
     def ended(self, times: RequestTimes, sequence: SequenceState, method: str, request_id: str) -> None:
         """Make the span of a sequence; does not raise, since its client has been answered.
