@@ -101,6 +101,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
         return min(call.request.max_nodes, call.request.max_depth, room)
 
     def _run(self, planned: list[tuple[DraftCall, Segment]]) -> None:
+        self.progress.count(len(planned))
         segments = [segment for _, segment in planned]
         ready = [row for row, (_, s) in enumerate(planned) if s.last == len(s.sequence.ids)]
         if ready and all(self.is_native(planned[row][0].request) for row in ready):

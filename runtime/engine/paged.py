@@ -219,7 +219,7 @@ class PagedEngine(Generic[Request]):
         raise NotImplementedError
 
     def _run(self, planned: list[tuple[EngineCall[Request], Segment]]) -> None:
-        """Run a pass over these segments, and answer the calls that it completes."""
+        """Run and count a pass over these segments, and answer the calls that it completes."""
         raise NotImplementedError
 
     def _processors(self, call: EngineCall[Request]) -> LogitsProcessors | None:

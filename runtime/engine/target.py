@@ -87,9 +87,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         """Run the passes that the scheduler makes of a plan."""
         parts, in_plan = bursts.parts_of(planned), {call for call, _ in planned}
         others = [bursts.kind_of(call) for call in self._calls if not (call.answered or call in in_plan)]
-        self.progress.num_calls -= len(self._scheduler.delayed(parts))
-        for number, each in enumerate(self._scheduler.passes(parts, others)):
-            self.progress.num_passes += number > 0  # the caller has counted the first one
+        for each in self._scheduler.passes(parts, others):
             for part in each.due:
                 part.item[0].answer_finished()
             self._run_pass([part.item for part in each.parts], each.limit_s, each.is_atypical, each.num_beside)
@@ -107,6 +105,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         planned = [each for each in planned if not each[0].answer_finished()]
         if not planned:
             return
+        self.progress.count(len(planned))
         for call, segment in planned:
             if segment.last == call.delta.prefix_len:  # otherwise it is a part of a long context, without the tree
                 segment.tree = call.request.tree
@@ -177,9 +176,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         self, planned: Planned, decoded: list[DecodedSteps], began_s: float, may_wait: bool, num_beside: int
     ) -> None:
         """Note a burst. may_wait: calls may stay unanswered until their hold is over, so that the burst can resume."""
-        num_more = len(decoded[0].steps) - 1  # the first pass is counted already
-        self.progress.num_passes += num_more
-        self.progress.num_calls += num_more * len(planned)
+        self.progress.count(len(planned), num_passes=len(decoded[0].steps))
         # A segment now ends where the burst has; the steps extended what was before it.
         context_lens = [
             segment.last - len(each.tokens) + 1 for (_, segment), each in zip(planned, decoded, strict=True)
