@@ -18,7 +18,7 @@ from runtime.engine.burst_drafters import MAX_STEPS, BurstDrafters
 from runtime.engine.bursts import Planned, StepCall
 from runtime.engine.calls import GuidedStep
 from runtime.engine.loads import load_of, loads_of
-from runtime.engine.paged import PagedEngine, PagedModel
+from runtime.engine.paged import Features, PagedEngine, PagedModel
 from runtime.engine.schedule import Scheduler
 from runtime.engine.verify import VerifyInput, VerifyResult, verify
 from runtime.kv.pressure import BlockPressure
@@ -128,10 +128,11 @@ class TargetEngine(PagedEngine[StepRequest]):
             ]
         )
         forward_us, verify_us = _us(computed_s - began_s), _us(time.monotonic() - computed_s)
+        features = self.paged.features([(call.opened, call.request.options) for call, _ in complete])
         load = load_of(planned, results, is_atypical, num_beside)
-        for (call, part), result in zip(complete, results, strict=True):
+        for (call, part), result, own in zip(complete, results, features, strict=True):
             answer = replace(
-                self._settle(call, part, result),
+                self._settle(call, part, result, own),
                 queue_us=_us(began_s - call.arrived_s),
                 forward_us=forward_us,
                 verify_us=verify_us,
@@ -205,9 +206,9 @@ class TargetEngine(PagedEngine[StepRequest]):
             request.legal if isinstance(request, GuidedStep) else None,
         )
 
-    def _settle(self, call: StepCall, logits: Tensor, result: VerifyResult) -> Acceptance:
+    def _settle(self, call: StepCall, logits: Tensor, result: VerifyResult, features: Features) -> Acceptance:
         """Return the answer, once the accepted path is committed; logits: (m + 1, V), after the root and each node."""
-        accepted, options, sequence = result.accepted, call.request.options, call.opened
+        accepted, options = result.accepted, call.request.options
         logprobs = top_ids = top_logprobs = None
         if options.logprobs or options.num_top:
             rows = logits[[0, *accepted.path]]
@@ -217,16 +218,15 @@ class TargetEngine(PagedEngine[StepRequest]):
             if options.num_top:
                 top_ids, top_logprobs = served.top_log_probs(rows, options.num_top)
         node_top_ids = served.top_ids(logits, options.num_node_top) if options.num_node_top else None
-        features, features_start = self.paged.features(sequence, options)
         return Acceptance(
             *accepted,
             target_tokens=np.array(result.target_tokens, np.int32) if options.target_tokens else None,
             logprobs=logprobs,
             top_ids=top_ids,
             top_logprobs=top_logprobs,
-            features=features,
-            features_start=features_start,
-            num_cached_tokens=sequence.num_cached,
+            features=features.states,
+            features_start=features.start,
+            num_cached_tokens=call.opened.num_cached,
             node_top_ids=node_top_ids,
         )
 

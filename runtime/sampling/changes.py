@@ -164,9 +164,8 @@ def _forbid(logits: Tensor, forbidden: Tensor) -> Tensor:
 
 def _marked(logits: Tensor, places: Tensor) -> Tensor:
     """Return (N, V) bool, True at the places."""
-    return (
-        torch.zeros(logits.numel(), dtype=torch.bool, device=logits.device).index_fill_(0, places, True).view_as(logits)
-    )
+    flat = torch.zeros(logits.numel(), dtype=torch.bool, device=logits.device)
+    return flat.index_fill_(0, places, True).view_as(logits)
 
 
 def _all_places(lists: Sequence[tuple[np.ndarray, Sequence[Sequence[int]]]], vocab_size: int) -> list[np.ndarray]:
