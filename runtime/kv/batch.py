@@ -158,7 +158,10 @@ class Pass(Generic[AnySegment]):
         ends = np.cumsum([segment.num_tokens for segment in segments]).tolist()
         is_joined = joins(self.device)
         members = grouped(segments) if is_joined else [[index] for index in range(len(segments))]
-        groups = [Group([segments[i] for i in own], [ends[i] - segments[i].num_tokens for i in own]) for own in members]
+        groups = [
+            Group([segments[i] for i in own], [ends[i] - segments[i].num_tokens for i in own], is_joined)
+            for own in members
+        ]
         is_in_order = _are_in_order(groups)
         columns = [
             [token for s in segments for token in s.token_ids()],
