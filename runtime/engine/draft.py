@@ -137,7 +137,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
     def _changes(self, call: DraftCall) -> Changes | None:
         """Return what the request's processors change in the logits of its one row; drafted tokens count as output."""
         processors, context, prefix_len = self._processors(call), call.opened.context, call.delta.prefix_len
-        return processors and processors.changes(context, prefix_len, [context.ids[prefix_len:]])
+        return processors.changes(context, prefix_len, [context.ids[prefix_len:]]) if processors else None
 
 
 def _has_used_its_time(call: DraftCall) -> bool:

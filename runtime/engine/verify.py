@@ -46,8 +46,9 @@ def verify(inputs: Sequence[VerifyInput], logits: Sequence[Tensor]) -> list[Veri
     Invariant: a result depends only on its own input and rows.
     """
     changes = [
-        each.logits_processors
-        and each.logits_processors.changes(each.context, each.prefix_len, each.tree.paths, each.legal)
+        each.logits_processors.changes(each.context, each.prefix_len, each.tree.paths, each.legal)
+        if each.logits_processors
+        else None
         for each in inputs
     ]
     rows = processed(logits, changes)
