@@ -18,7 +18,7 @@ from runtime.engine.burst_drafters import MAX_STEPS, BurstDrafters
 from runtime.engine.bursts import Planned, StepCall
 from runtime.engine.calls import GuidedStep
 from runtime.engine.loads import load_of, loads_of
-from runtime.engine.paged import Features, PagedEngine, PagedModel
+from runtime.engine.paged import PagedEngine, PagedModel
 from runtime.engine.schedule import Scheduler
 from runtime.engine.verify import VerifyInput, VerifyResult, verify
 from runtime.kv.pressure import BlockPressure
@@ -132,7 +132,9 @@ class TargetEngine(PagedEngine[StepRequest]):
         load = load_of(planned, results, is_atypical, num_beside)
         for (call, part), result, own in zip(complete, results, features, strict=True):
             answer = replace(
-                self._settle(call, part, result, own),
+                self._settle(call, part, result),
+                features=own.states,
+                features_start=own.start,
                 queue_us=_us(began_s - call.arrived_s),
                 forward_us=forward_us,
                 verify_us=verify_us,
@@ -206,8 +208,8 @@ class TargetEngine(PagedEngine[StepRequest]):
             request.legal if isinstance(request, GuidedStep) else None,
         )
 
-    def _settle(self, call: StepCall, logits: Tensor, result: VerifyResult, features: Features) -> Acceptance:
-        """Return the answer, once the accepted path is committed; logits: (m + 1, V), after the root and each node."""
+    def _settle(self, call: StepCall, logits: Tensor, result: VerifyResult) -> Acceptance:
+        """Return the answer, without features, once its path is committed; logits: (m + 1, V), after root and nodes."""
         accepted, options = result.accepted, call.request.options
         logprobs = top_ids = top_logprobs = None
         if options.logprobs or options.num_top:
@@ -224,8 +226,6 @@ class TargetEngine(PagedEngine[StepRequest]):
             logprobs=logprobs,
             top_ids=top_ids,
             top_logprobs=top_logprobs,
-            features=features.states,
-            features_start=features.start,
             num_cached_tokens=call.opened.num_cached,
             node_top_ids=node_top_ids,
         )
