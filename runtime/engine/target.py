@@ -127,10 +127,13 @@ class TargetEngine(PagedEngine[StepRequest]):
             ]
         )
         forward_us, verify_us = _us(computed_s - began_s), _us(time.monotonic() - computed_s)
+        features = self.paged.features([(call.opened, call.request.options) for call, _ in complete])
         load = load_of(planned, results, is_atypical, num_beside)
-        for (call, part), result in zip(complete, results, strict=True):
+        for (call, part), result, own in zip(complete, results, features, strict=True):
             answer = replace(
                 self._settle(call, part, result),
+                features=own.states,
+                features_start=own.start,
                 queue_us=_us(began_s - call.arrived_s),
                 forward_us=forward_us,
                 verify_us=verify_us,
@@ -203,8 +206,8 @@ class TargetEngine(PagedEngine[StepRequest]):
         )
 
     def _settle(self, call: StepCall, logits: Tensor, result: VerifyResult) -> Acceptance:
-        """Return the answer, once the accepted path is committed; logits: (m + 1, V), after the root and each node."""
-        accepted, options, sequence = result.accepted, call.request.options, call.opened
+        """Return the answer, without features, once its path is committed; logits: (m + 1, V), after root and nodes."""
+        accepted, options = result.accepted, call.request.options
         logprobs = top_ids = top_logprobs = None
         if options.logprobs or options.num_top:
             rows = logits[[0, *accepted.path]]
@@ -214,16 +217,13 @@ class TargetEngine(PagedEngine[StepRequest]):
             if options.num_top:
                 top_ids, top_logprobs = served.top_log_probs(rows, options.num_top)
         node_top_ids = served.top_ids(logits, options.num_node_top) if options.num_node_top else None
-        features, features_start = self.paged.features(sequence, options)
         return Acceptance(
             *accepted,
             target_tokens=np.array(result.target_tokens, np.int32) if options.target_tokens else None,
             logprobs=logprobs,
             top_ids=top_ids,
             top_logprobs=top_logprobs,
-            features=features,
-            features_start=features_start,
-            num_cached_tokens=sequence.num_cached,
+            num_cached_tokens=call.opened.num_cached,
             node_top_ids=node_top_ids,
         )
 
