@@ -70,8 +70,8 @@ class ServingConfig(Declaration):
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$", description="cpu, cuda or cuda:N")
     #: the number format of the weights and the computation; `float64` is the exact test mode (docs/numerics.md)
     dtype: Literal["float64", "float32", "bfloat16"] = "float32"
-    #: what computes the forward pass on a CPU: `auto` and `native` = native code where it supports the model, else
-    #: torch (docs/numerics.md, Native forward pass)
+    #: what computes models and heads on a CPU: `auto` = native code where it supports them, else torch; `native` = native
+    #: code, and a model that it does not support is refused (docs/numerics.md, Native forward pass)
     kernels: Literal["auto", "native", "torch"] = "auto"
     #: memory of the target's KV blocks, in MiB
     kv_memory_mb: int = Field(512, ge=1, le=1 << 20)

@@ -27,7 +27,7 @@ from runtime.heads.engines.eagle import EagleEngine
 from runtime.heads.engines.medusa import MedusaEngine
 from runtime.heads.engines.redrafter import RedrafterEngine
 from runtime.model.fused import compile_kernels, pack_linears
-from runtime.model.load import DTYPES
+from runtime.model.load import DTYPES, native_refused
 from runtime.native.head_weights import unsupported_head
 from runtime.native.heads import NativeHead
 
@@ -69,7 +69,7 @@ def build_head(kind: str, config: ServingConfig) -> EngineThread[DraftRequest]:
 
 
 def load_engine(kind: str, config: ServingConfig) -> tuple[Any, HeadEngine]:
-    """Return the head of this kind and its engine, which drafts in native code if the configuration asks for that.
+    """Return the head of this kind and its engine, which drafts in native code unless the configuration says `torch`.
 
     Raises ConfigError if the head cannot be served.
     """
@@ -92,18 +92,22 @@ def load_engine(kind: str, config: ServingConfig) -> tuple[Any, HeadEngine]:
 
 
 def _native(head: Any, kind: str, config: ServingConfig) -> NativeHead | None:
-    """Return the head in native code; None, with the reason logged, if native code cannot compute it."""
-    try:
-        reason = unsupported_head(head)
-        if reason and config.kernels == "auto":
-            log.info("%s: torch computes this head, native code does not support %s", kind, reason)
-            return None
-        if reason:
-            raise Unbuilt(f"it does not support {reason}")
-        return NativeHead(head)
-    except Unbuilt as error:
-        log.warning("%s: torch computes this head, not native code: %s", kind, error)
-        return None
+    """Return the head in native code; None, with the reason logged, if native code cannot compute it.
+
+    Raises ConfigError instead if the deployment asks for native code.
+    """
+    level, reason = logging.INFO, unsupported_head(head)
+    if reason:
+        reason = f"it does not support {reason}"
+    else:
+        try:
+            return NativeHead(head)
+        except Unbuilt as error:
+            level, reason = logging.WARNING, str(error)
+    if config.kernels == "native":
+        raise native_refused(kind, reason)
+    log.log(level, "%s: torch computes this head, not native code: %s", kind, reason)
+    return None
 
 
 def head_warm_up(engine: HeadEngine) -> list[DraftRequest]:

@@ -41,9 +41,12 @@ def load_model(
 ) -> CausalModel | NativeModel:
     """Load a Hugging Face checkpoint for our forward pass; raises ConfigError, with the reason, if that fails.
 
-    kernels: auto and native = the native forward pass if it supports this model and machine and is right, else torch.
+    kernels: auto = the native forward pass if it supports this model and machine and is right, else torch;
+    native = the native forward pass, or the reason why it cannot be used as a ConfigError.
     """
     device, dtype = torch.device(device_name), DTYPES[dtype_name]
+    if kernels == "native" and device.type != "cpu":
+        raise native_refused(folder, f"it runs on a CPU, not on {device_name}")
     source = resolve(folder)
     config = _read(AutoConfig, source)
     check_supported(config.get_text_config(), folder)
@@ -88,7 +91,10 @@ def _adapted(model: Any, features: HiddenStates, folder: str) -> CausalModel:
 
 
 def _native(model: Any, features: HiddenStates, folder: str, kernels: Kernels) -> NativeModel | None:
-    """Return the native forward pass of a stock model on the CPU; None, with the reason in the log, to use torch's."""
+    """Return the native forward pass of a stock model on the CPU; None, with the reason in the log, to use torch's.
+
+    Raises ConfigError instead if the deployment asks for the native forward pass.
+    """
     if kernels == "torch":
         return None
     try:
@@ -102,10 +108,20 @@ def _native(model: Any, features: HiddenStates, folder: str, kernels: Kernels) -
         check_against_stock(native, expected, folder)
         check_bits(native, folder)
     except (Unsupported, Unbuilt, ConfigError) as error:
-        level = logging.INFO if kernels == "auto" and isinstance(error, Unsupported) else logging.WARNING
+        if kernels == "native":
+            raise native_refused(folder, str(error)) from error
+        level = logging.INFO if isinstance(error, Unsupported) else logging.WARNING
         log.log(level, "%s: torch computes this model, not the native forward pass: %s", folder, error)
         return None
     return native
+
+
+def native_refused(name: str, reason: str) -> ConfigError:
+    """Return the error of a model or a head that the deployment wants in native code, which cannot compute it."""
+    return ConfigError(
+        f"{name}: kernels = 'native', but native code cannot compute it: {reason} "
+        "(key kernels in the deployment file; with 'auto', torch computes what native code cannot)"
+    )
 
 
 def _load_stock(source: str, dtype: torch.dtype) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from orchestrator.core.errors import EngineError
+from orchestrator.core.errors import ConfigError, EngineError
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.static_trees import tree_of_choices
 from orchestrator.core.tree import TokenTree
@@ -248,10 +248,20 @@ def test_what_native_code_lacks_is_left_to_torch(
 ) -> None:
     folder = make_head("eagle", tmp_path)
     assert unsupported_head(load("eagle", folder, target, torch.float64)) == "torch.float64 on cpu"
-    config = ServingConfig(target=str(target), eagle=str(folder), kernels="native", dtype="float32", kv_memory_mb=16)
+    caplog.set_level("INFO")
+    config = ServingConfig(target=str(target), eagle=str(folder), dtype="float32", kv_memory_mb=16)
     _, engine = build_heads.load_engine("eagle", config)
     assert engine.native is None
     assert "heads of 8 numbers" in caplog.text
+
+
+def test_a_deployment_that_wants_native_code_refuses_a_head_that_native_code_lacks(
+    target: Path, tmp_path: Path
+) -> None:
+    folder = make_head("eagle", tmp_path)
+    config = ServingConfig(target=str(target), eagle=str(folder), kernels="native", dtype="float32", kv_memory_mb=16)
+    with pytest.raises(ConfigError, match=r"eagle: kernels = 'native', but native .* not support heads of 8 numbers"):
+        build_heads.load_engine("eagle", config)
 
 
 def test_a_deployment_with_native_kernels_drafts_in_native_code(target: Path, tmp_path: Path) -> None:

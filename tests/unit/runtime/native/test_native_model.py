@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from orchestrator.core.context import Context
-from orchestrator.core.errors import EngineError
+from orchestrator.core.errors import ConfigError, EngineError
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import HiddenStates
 from orchestrator.native import compiling
@@ -247,23 +247,52 @@ def test_rows_that_move_to_other_slots_are_the_rows_that_were_there(paged: Paged
     assert torch.equal(paged.forward([Segment(sequence, 22, 23)])[0], logits_alone(paged, [*ids, 2, 3, 4]))
 
 
-def test_a_library_that_cannot_be_built_leaves_the_model_to_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def no_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine on which the library cannot be built."""
     monkeypatch.setattr(compiling, "FLAGS", ("--no-such-flag",))
     library.load.cache_clear()
-    try:
-        loaded = load_model(str(write_checkpoint(tmp_path, "llama", **SIZES)), "cpu", "float32", kernels="native")
-    finally:
-        library.load.cache_clear()
-    assert isinstance(loaded, CausalModel)
+    yield
+    library.load.cache_clear()
+
+
+@pytest.mark.usefixtures("no_library")
+def test_a_library_that_cannot_be_built_leaves_the_model_to_torch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_checkpoint(tmp_path, "llama", **SIZES)
+    assert isinstance(load_model(str(folder), "cpu", "float32", kernels="auto"), CausalModel)
     assert "torch computes this model" in caplog.text and "failed" in caplog.text
 
 
+@pytest.mark.usefixtures("no_library")
+def test_a_deployment_that_wants_native_code_is_refused_if_the_library_cannot_be_built(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "llama", **SIZES)
+    with pytest.raises(ConfigError, match=r"kernels = 'native', but native code cannot compute it: .* failed: "):
+        load_model(str(folder), "cpu", "float32", kernels="native")
+
+
 def test_a_model_that_native_code_lacks_is_left_to_torch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     folder = write_checkpoint(tmp_path, "olmo2", **FAMILIES["olmo2"])
-    assert isinstance(load_model(str(folder), "cpu", "float32", kernels="native"), CausalModel)
+    assert isinstance(load_model(str(folder), "cpu", "float32", kernels="auto"), CausalModel)
     assert "the family 'olmo2' (it has llama, mistral, qwen2, qwen3, phi3, gemma" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("family", "device", "dtype", "reason"),
+    [
+        ("olmo2", "cpu", "float32", r"it does not support the family 'olmo2'"),
+        ("llama", "cpu", "float64", r"it does not support torch\.float64 on cpu"),
+        ("llama", "cuda:1", "float32", r"it runs on a CPU, not on cuda:1"),
+    ],
+)
+def test_a_deployment_that_wants_native_code_is_refused_with_what_native_code_lacks(
+    tmp_path: Path, family: str, device: str, dtype: str, reason: str
+) -> None:
+    folder = write_checkpoint(tmp_path, family, **FAMILIES.get(family, SIZES))
+    with pytest.raises(ConfigError, match=rf"kernels = 'native', but native code cannot compute it: {reason}"):
+        load_model(str(folder), device, dtype, kernels="native")
 
 
 def test_a_model_on_a_gpu_is_left_to_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
