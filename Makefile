@@ -68,10 +68,10 @@ failover: $(VENV)/.dev ## 100 streams through the gateway while servers are kill
 soak: $(VENV)/.dev ## 30 minutes of every kind of request while processes are killed, stopped and reloaded: make soak ARGS=--help
 	@GRPC_ENABLE_FORK_SUPPORT=0 $(PY) -m tests.soak_under_faults $(ARGS)
 
-overload: $(VENV)/.dev ## ten times the capacity offered: who is refused how soon, who is served how late: make overload ARGS=--help
+overload: $(VENV)/.dev ## offer ten times the capacity; measure how quickly requests are refused and served: make overload ARGS=--help
 	@GRPC_ENABLE_FORK_SUPPORT=0 $(PY) -m tests.overload $(ARGS)
 
-neighbour: $(VENV)/.dev ## how long a reader waits for tokens beside clients with large drafts or long prompts: make neighbour ARGS=--help
+neighbour: $(VENV)/.dev ## measure token latency next to clients with large drafts or long prompts: make neighbour ARGS=--help
 	@$(PY) -m tests.neighbour $(ARGS)
 
 audit: $(VENV)/.dev ## check on a running server that its text is the target's own: make audit ARGS=--help

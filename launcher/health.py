@@ -100,7 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
         # A probe may come from anywhere, but only clients on this machine may change the server.
         if self.client_address[0] == self.connection.getsockname()[0]:
             return True
-        self._answer(403, f"{what} may only be asked for from the server's own machine or container")
+        self._answer(403, f"{what} may only be requested from the server's own machine or container")
         return False
 
     def _change_drain(self, change: Callable[[Drain], None]) -> None:

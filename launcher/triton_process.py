@@ -28,7 +28,7 @@ class AbortedStart(StartError):
 
 
 class TritonProcess:
-    """One tritonserver at a time, and all that it leaves behind; it may be ended from another thread while it starts.
+    """Owns one tritonserver process at a time, its log and its shared memory; any thread may end it while it starts.
 
     Raises ConfigError if no Triton is installed that can run here.
 

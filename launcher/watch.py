@@ -27,7 +27,8 @@ _POLL_S = 0.5
 #: When a process counts as silent; how long a killed one may take to end, and how often to check whether it has.
 _SILENT_S, _KILL_LIMIT_S, _KILL_POLL_S = 3.0, 5.0, 0.02
 _WINDOW_S = 60.0
-#: Within the window: the failed reload at which the watch gives up, and how often one model may die.
+#: Within the window: after how many failed reloads, and after more than how many deaths of one model, the watch gives
+#: up.
 _FAILURES, _DEATHS = 2, 4
 #: How often Triton may be started again, and within how many seconds.
 _STARTS, _STARTS_WINDOW_S = 3, 600.0

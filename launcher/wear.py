@@ -1,7 +1,7 @@
 """When a tritonserver is worn out: each model's process that dies under traffic leaves threads and memory in it.
 
-Triton never ends the requests of a process that has died (docs/figures/soak_under_faults.md), so nothing frees them but
-another tritonserver. It is put in its place at a moment when no request runs, or after a drain if no such moment comes.
+Triton never ends the requests of a process that has died (docs/figures/soak_under_faults.md), so only replacing
+tritonserver frees them, which happens when no request runs, or after a drain if no such moment comes.
 """
 
 from __future__ import annotations

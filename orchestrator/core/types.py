@@ -170,7 +170,7 @@ class Acceptance:
 
     @property
     def is_atypical(self) -> bool:
-        """True if the pass is known to have taken another time than a step usually does, since it read prompts, say."""
+        """True if the pass time is not representative of a step, for example because the pass also read prompts."""
         return bool(self.load and self.load.is_atypical)
 
     def top_tokens(self, num_tokens: int) -> tuple[list[list[int]], list[list[float]]]:

@@ -70,20 +70,20 @@ class ServingConfig(Declaration):
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$", description="cpu, cuda or cuda:N")
     #: the number format of the weights and the computation; `float64` is the exact test mode (docs/numerics.md)
     dtype: Literal["float64", "float32", "bfloat16"] = "float32"
-    #: what computes models and heads on a CPU: `auto` = native code where it supports them, else torch; `native` = native
-    #: code, and a model that it does not support is refused (docs/numerics.md, Native forward pass)
+    #: what computes models and heads on a CPU: `auto` = native code where it supports them, else torch; `native` =
+    #: native code, and a model that it does not support is refused (docs/numerics.md, Native forward pass)
     kernels: Literal["auto", "native", "torch"] = "auto"
     #: memory of the target's KV blocks, in MiB
     kv_memory_mb: int = Field(512, ge=1, le=1 << 20)
     #: tokens of a KV block
     block_tokens: int = Field(16, ge=1, le=512)
-    #: requests that begin alike share KV blocks
+    #: requests with a common prefix share KV blocks
     prefix_sharing: bool = True
 
     # Requests
-    #: requests that run at once; each is a thread
+    #: maximum sequences that run at once; each has a thread
     max_running: int = Field(32, ge=1, le=256)
-    #: requests that wait beyond those; more are refused (docs/operations.md, Refusals)
+    #: requests that wait beyond those, per public model; more are refused (docs/operations.md, Refusals)
     max_waiting: int = Field(64, ge=0, le=65536)
     #: requests of one `cache_salt` that run at once (docs/operations.md, Who goes first); 0 = as many as `max_running`
     max_running_per_salt: int = Field(0, ge=0, le=256)

@@ -14,12 +14,12 @@ def check(wrong: bytes | None, what: str) -> None:
 def made(handle: int | None, what: str) -> int:
     """Return the handle of a new object; raises EngineError if there is none."""
     if not handle:
-        raise EngineError(f"native code could not make {what}: it got too little memory, or no threads")
+        raise EngineError(f"native code could not create {what}: out of memory or threads")
     return handle
 
 
 def counted(size: int, what: str) -> int:
     """Return a number that is below 0 if the function that returned it has failed; raises EngineError then."""
     if size < 0:
-        raise EngineError(f"{what} failed in native code: it got too little memory")
+        raise EngineError(f"{what} failed in native code: out of memory")
     return size

@@ -47,7 +47,7 @@ def load_library(image: str) -> Library:
 def open_executor(library: Library, folder: Path, manifest: Manifest, share: bool) -> Any:
     """Load an engine into an executor of its own; raises ConfigError with the library's error when that fails.
 
-    share: requests that begin with the same tokens share KV blocks.
+    share: requests with a common prefix share KV blocks.
     """
     _check_served(folder, manifest, share)
     api, parallel = library.api, _parallel(library, manifest)

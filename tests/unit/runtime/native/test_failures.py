@@ -75,16 +75,16 @@ except EngineError as error:
 def test_a_proposer_without_memory_is_an_error() -> None:
     command = [sys.executable, "-c", READS_UNTIL_MEMORY_ENDS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.stdout == "a draft failed in native code: it got too little memory\n", done.stderr
+    assert done.stdout == "a draft failed in native code: out of memory\n", done.stderr
     library = drafts_library.drafts_library()
     assert library
-    with pytest.raises(EngineError, match="could not make a proposer"):
+    with pytest.raises(EngineError, match="could not create a proposer"):
         made(library.drafts_new_growth(None, None, None, None, None, HUGE, False), "a proposer")
 
 
 def test_a_model_without_memory_is_an_error(folder: Path) -> None:
     library = load()
-    with pytest.raises(EngineError, match="could not make a model"):
+    with pytest.raises(EngineError, match="could not create a model"):
         made(library.native_new(ctypes.byref(Shape(num_layers=-1)), 1), "a model")
     paged: Any = make_paged(folder, "float32", kernels="native")
     numbers = (ctypes.c_float * 4)()
