@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
-from orchestrator.core.types import FloatArray
+from orchestrator.core.arrays import FloatArray
 
 CONFIDENCE = 0.99
 #: Outcomes with a smaller expected count are merged for the G-test.

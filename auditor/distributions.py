@@ -13,8 +13,8 @@ from auditor.equality import sampling_of
 from auditor.reference_model import ReferenceModel
 from auditor.requests import Answer, AuditedSystem, AuditRequest, Options, ask_all
 from auditor.results import Result
+from orchestrator.core.arrays import FloatArray
 from orchestrator.core.sampling_params import Rule
-from orchestrator.core.types import FloatArray
 from orchestrator.sampling.distribution import log_p
 
 NUM_TOKENS = 3

@@ -10,12 +10,12 @@ import torch
 
 from auditor.results import Result
 from orchestrator.core import noise as numpy_noise
+from orchestrator.core.arrays import FloatArray
 from orchestrator.core.noise import MASK32, Stream
-from orchestrator.core.types import FloatArray
 from orchestrator.native.sampling import sampler
 from runtime.sampling import noise as torch_noise
 
-IntArray = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int64]
 
 NUM_KEYS = 100_000
 LAST_BITS = (1 << 52) - 1
@@ -69,7 +69,7 @@ def _check_equality(result: Result, num_keys: int) -> None:
         _check_gumbel(result, seed, places)
 
 
-def _check_gumbel(result: Result, seed: int, places: Sequence[IntArray]) -> None:
+def _check_gumbel(result: Result, seed: int, places: Sequence[Ints]) -> None:
     """Compare the target's g in numpy with that in torch, and in C++ if it is built."""
     position, tokens, _ = places
     expected = numpy_noise.gumbel(seed, position[0], tokens)
@@ -83,13 +83,13 @@ def _check_gumbel(result: Result, seed: int, places: Sequence[IntArray]) -> None
         result.expect(f"numpy and {name} agree", f"seed {seed}, g", 0, num_other)
 
 
-def _numpy_units(seed: int, places: Sequence[IntArray], stream: Stream) -> FloatArray:
+def _numpy_units(seed: int, places: Sequence[Ints], stream: Stream) -> FloatArray:
     position, token, epoch = (place.astype(np.uint64) for place in places)
     word0, word1, _, _ = numpy_noise.philox(seed, (position, token, np.asarray(stream, np.uint64), epoch))
     return numpy_noise.unit(word0 << np.uint64(20) | word1 >> np.uint64(12))
 
 
-def _torch_units(seed: int, places: Sequence[IntArray], stream: Stream) -> FloatArray:
+def _torch_units(seed: int, places: Sequence[Ints], stream: Stream) -> FloatArray:
     position, token, epoch = map(torch.from_numpy, places)
     key = torch.tensor(seed & MASK32), torch.tensor(seed >> 32)
     units: FloatArray = torch_noise.uniform(key, position, token, int(stream), epoch).numpy()

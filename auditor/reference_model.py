@@ -15,9 +15,9 @@ from tokenizers import Tokenizer
 
 from auditor.reported_steps import ReportedSequence, ReportedStep
 from benchmarks.stock_model import StockModel
+from orchestrator.core.arrays import BoolArray, FloatArray
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.tree import BoolArray, TokenTree
-from orchestrator.core.types import FloatArray
+from orchestrator.core.tree import TokenTree
 from orchestrator.deployment.checkpoint import read_checkpoint
 from orchestrator.sampling.accept import AcceptedPath
 from orchestrator.sampling.grammar import Grammars

@@ -21,10 +21,11 @@ import torch
 
 from benchmarks.deployment import CONFIG
 from benchmarks.proposing import text_of
+from orchestrator.core.arrays import Features
 from orchestrator.core.context import Context
 from orchestrator.core.methods import METHODS
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.types import Features, HeadInput, HiddenStates
+from orchestrator.core.types import HeadInput, HiddenStates
 from orchestrator.deployment.checkpoint import read_checkpoint
 from orchestrator.deployment.config import ServingConfig, load_config
 from orchestrator.proposers.registry import select_method

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarks.samples import BenchError, Run, Sample
 from clients.generate import ratio
+from orchestrator.core.arrays import FloatArray
 
-FloatArray = npt.NDArray[np.float64]
 NUM_RESAMPLES = 10_000
 LEVEL = 95
 #: What may follow a peer's name if it decodes plainly.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, logging
 
-from orchestrator.core.types import FloatArray
+from orchestrator.core.arrays import FloatArray
 from runtime.model.fused import fuse_norms
 
 

@@ -15,7 +15,7 @@ from build.errors import BuildError, run_command
 from build.heads.json_documents import parse_lines
 from build.heads.text import TargetTokenizer, target_tokenizer
 from build.workspace import MODELS, publish_folder
-from orchestrator.core.types import IdArray
+from orchestrator.core.arrays import IdArray
 from orchestrator.deployment.config import load_config
 from orchestrator.proposers.corpus import ENDS, FORMAT, MANIFEST, MAX_DEPTH, TOKENS, Ends
 from orchestrator.proposers.tables import vocabulary_of

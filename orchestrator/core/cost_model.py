@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from orchestrator.core.arrays import FloatArray
 from orchestrator.core.tree import MAX_NODES
-from orchestrator.core.types import FloatArray
 
 #: A row that has not been measured is taken to cost this fraction of a plain step. It is optimistic, so that larger
 #: trees are tried, and thereby measured, wherever they might pay.

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from orchestrator.core.arrays import FloatArray
 
 #: ln 2 = LN2_HIGH + LN2_LOW; the product of LN2_HIGH and an integer below 2²⁰ is exact.
 LN2_HIGH, LN2_LOW = float.fromhex("0x1.62e42fefp-1"), float.fromhex("0x1.473de6af278edp-34")

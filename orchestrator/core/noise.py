@@ -11,10 +11,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.core.arrays import FloatArray
 from orchestrator.core.elementary import log
 
 Words = npt.NDArray[np.uint64]
-FloatArray = npt.NDArray[np.float64]
 Node = TypeVar("Node", int, npt.NDArray[np.int64])
 
 ROUNDS = 10

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from orchestrator.core.arrays import IdArray
 from orchestrator.core.context import Context
 from orchestrator.core.cost_model import CostModel
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Acceptance, Distribution, IdArray, StepOptions
+from orchestrator.core.types import Acceptance, Distribution, StepOptions
 
 #: Bits of a node's names that belong to each member of a union (`drafts::kNameBits`).
 NAME_BITS = 8

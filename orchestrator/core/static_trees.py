@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from orchestrator.core.arrays import FloatArray
 from orchestrator.core.errors import RequestError, shown
 from orchestrator.core.tree import MAX_NODES, TokenTree
-from orchestrator.core.types import FloatArray
 
 MAX_RANK, MAX_DEPTH, MAX_WIDTH = 63, 16, 32
 Address = tuple[int, ...]

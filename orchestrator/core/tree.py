@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from orchestrator.core.arrays import BoolArray, IdArray
 from orchestrator.core.errors import EngineError
 
 #: Maximum draft nodes of any tree.
 MAX_NODES = 128
-
-IntArray = npt.NDArray[np.int32]
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +25,8 @@ class TokenTree:
     Invariant: the children of one parent have distinct tokens, and are stored in the order in which they are tried.
     """
 
-    tokens: IntArray
-    parents: IntArray
+    tokens: IdArray
+    parents: IdArray
 
     @classmethod
     def bare(cls) -> TokenTree:
@@ -37,7 +34,7 @@ class TokenTree:
         return _BARE
 
     @classmethod
-    def chain(cls, tokens: Sequence[int] | IntArray) -> TokenTree:
+    def chain(cls, tokens: Sequence[int] | IdArray) -> TokenTree:
         """Return the tree in which each token is the child of the one before it."""
         ids = np.asarray(tokens, dtype=np.int32)
         return cls(ids, np.arange(len(ids), dtype=np.int32))
@@ -51,7 +48,7 @@ class TokenTree:
         return builder.build()
 
     @classmethod
-    def checked(cls, tokens: IntArray, parents: IntArray, vocab_size: int, max_nodes: int) -> TokenTree:
+    def checked(cls, tokens: IdArray, parents: IdArray, vocab_size: int, max_nodes: int) -> TokenTree:
         """Return a tree built from untrusted arrays.
 
         tokens, parents: (m,) int32, as above. max_nodes: maximum draft nodes allowed.
@@ -78,7 +75,7 @@ class TokenTree:
         return len(self.tokens)
 
     @cached_property
-    def depths(self) -> IntArray:
+    def depths(self) -> IdArray:
         """(m + 1,) int32, the depth of every node; the root has depth 0."""
         depths = [0]
         for parent in self.parents.tolist():
@@ -123,11 +120,11 @@ class TokenTree:
         """True if every node is the child of the one before it. A bare root is a chain."""
         return bool((self.parents == np.arange(self.num_nodes)).all())
 
-    def within(self, max_nodes: int, max_depth: int) -> IntArray:
+    def within(self, max_nodes: int, max_depth: int) -> IdArray:
         """Return the first `max_nodes` nodes of depth `max_depth` or less, (k,) int32, ascending."""
         return (np.flatnonzero(self.depths[1:] <= max_depth)[: max(max_nodes, 0)] + 1).astype(np.int32)
 
-    def only(self, nodes: IntArray) -> TokenTree:
+    def only(self, nodes: IdArray) -> TokenTree:
         """Return the tree of these nodes only, renumbered 1…k.
 
         nodes: (k,) int32, ascending; the parent of each is the root or one of them.

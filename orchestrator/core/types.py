@@ -10,14 +10,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.core.arrays import Features, FloatArray, IdArray
 from orchestrator.core.context import Context
 from orchestrator.core.elementary import total
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
-
-FloatArray = npt.NDArray[np.float64]
-Features = npt.NDArray[np.float32]
-IdArray = npt.NDArray[np.int32]
 
 #: Maximum rows of hidden states in one call.
 MAX_FEATURE_ROWS = 512

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.core.arrays import FloatArray
 from orchestrator.core.cost_model import CostModel
 from orchestrator.core.tree import MAX_NODES, TokenTree
-from orchestrator.core.types import FloatArray
 from orchestrator.native.drafts_library import (
     CostFields,
     PromptLookupOptions,

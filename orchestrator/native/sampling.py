@@ -13,11 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.core.arrays import FloatArray, IdArray
 from orchestrator.core.errors import EngineError
 from orchestrator.core.noise import Stream
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Distribution, FloatArray, IdArray
+from orchestrator.core.types import Distribution
 from orchestrator.native.compiling import NativeLibrary, Unbuilt
 from orchestrator.native.failures import check
 

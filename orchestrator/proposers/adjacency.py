@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.core.types import IdArray
+from orchestrator.core.arrays import IdArray
 
 #: Tokens kept after each token, the paper's k.
 NUM_FOLLOWERS = 8

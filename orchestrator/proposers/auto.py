@@ -7,12 +7,13 @@ from typing import NamedTuple, Self
 
 from pydantic import Field
 
+from orchestrator.core.arrays import FloatArray
 from orchestrator.core.context import Context
 from orchestrator.core.cost_model import CostModel
 from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
-from orchestrator.core.types import Acceptance, FloatArray, StepOptions
+from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.proposers.compiled_growth import growth_of
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.estimates import range_of

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from orchestrator.core.arrays import IdArray
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.types import IdArray
 from orchestrator.native.drafts import CompiledCorpus
 from orchestrator.proposers.tables import VocabularyFingerprint, vocabulary_of
 

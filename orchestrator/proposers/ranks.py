@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from orchestrator.core.arrays import FloatArray, IdArray
 from orchestrator.core.cost_model import CostModel
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import FloatArray, IdArray
 from orchestrator.proposers.estimates import AcceptanceEstimates
 
 #: The probability of a node before any outcome: optimistic, so that drafts are tried.

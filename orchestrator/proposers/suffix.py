@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import Field
 
+from orchestrator.core.arrays import IdArray
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TreeBuilder
-from orchestrator.core.types import IdArray
 from orchestrator.proposers.automaton import ROOT, Automaton, Match
 from orchestrator.proposers.corpus import Corpus, Found
 from orchestrator.proposers.dependencies import ProposerDependencies

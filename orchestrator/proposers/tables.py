@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from orchestrator.core.arrays import FloatArray
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.types import FloatArray
 
 FILE = "ngrams.npz"
 #: Longest n-gram: a context of three tokens of any vocabulary below 2²¹ fits into an int64.
@@ -23,7 +23,7 @@ MAX_ORDER = 4
 WHERE = "key ngram_tables in the deployment file"
 REMEDY = f"count again with python -m build.ngrams, or leave the key empty ({WHERE})"
 
-IntArray = npt.NDArray[Any]
+Integers = npt.NDArray[Any]
 
 
 class Followers(NamedTuple):
@@ -49,10 +49,10 @@ class Level:
     ids, weights: (f,) int, the followers and their counts; ids ascending within a context.
     """
 
-    keys: IntArray
-    starts: IntArray
-    ids: IntArray
-    weights: IntArray | FloatArray
+    keys: Integers
+    starts: Integers
+    ids: Integers
+    weights: Integers | FloatArray
 
     def followers(self, key: int) -> Followers | None:
         """Return the tokens that followed a context, None when it is unknown, by a binary search."""
@@ -94,7 +94,7 @@ def vocabulary_of(tokenizer: Tokenizer) -> VocabularyFingerprint:
 
 def save_tables(tables: Tables, folder: Path) -> None:
     """Write the tables, each array in its smallest type; keys as differences and starts as lengths compress better."""
-    arrays: dict[str, IntArray] = {
+    arrays: dict[str, Integers] = {
         "vocab_size": np.array(tables.vocabulary.size),
         "vocab_sha256": np.frombuffer(bytes.fromhex(tables.vocabulary.sha256), np.uint8),
     }
@@ -125,7 +125,7 @@ def load_tables(folder: str | Path, tokenizer: Tokenizer) -> Tables:
     return tables
 
 
-def _unpacked(arrays: Mapping[str, IntArray]) -> Tables:
+def _unpacked(arrays: Mapping[str, Integers]) -> Tables:
     vocab_size = int(arrays["vocab_size"])
     sha256 = arrays["vocab_sha256"].astype(np.uint8).tobytes().hex()
     sizes = [size for size in range(MAX_ORDER) if f"ids_{size}" in arrays]
@@ -136,7 +136,7 @@ def _unpacked(arrays: Mapping[str, IntArray]) -> Tables:
     return Tables(VocabularyFingerprint(vocab_size, sha256), tuple(_level(arrays, size, vocab_size) for size in sizes))
 
 
-def _level(arrays: Mapping[str, IntArray], size: int, vocab_size: int) -> Level:
+def _level(arrays: Mapping[str, Integers], size: int, vocab_size: int) -> Level:
     steps, lengths = arrays[f"steps_{size}"], arrays[f"lengths_{size}"].astype(np.int64)
     ids, weights = arrays[f"ids_{size}"], arrays[f"weights_{size}"]
     keys, starts = np.cumsum(steps, dtype=np.int64), np.concatenate([[0], np.cumsum(lengths)])

@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 from pydantic import Field
 
+from orchestrator.core.arrays import FloatArray
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree, TreeBuilder
-from orchestrator.core.types import Acceptance, FloatArray, HiddenStates, StepOptions
+from orchestrator.core.types import Acceptance, HiddenStates, StepOptions
 from orchestrator.proposers.parameters import MethodConfig
 
 

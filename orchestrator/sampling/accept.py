@@ -13,11 +13,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from orchestrator.core.arrays import FloatArray
 from orchestrator.core.elementary import exp, log, total
 from orchestrator.core.noise import Stream, gumbel, uniform
 from orchestrator.core.sampling_params import DELTA, EPSILON
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import FloatArray
 
 
 class AcceptedPath(NamedTuple):

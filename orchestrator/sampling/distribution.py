@@ -10,11 +10,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.core.arrays import BoolArray, FloatArray
 from orchestrator.core.elementary import exp, log, running_total, total
 from orchestrator.core.noise import gumbel
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.tree import BoolArray
-from orchestrator.core.types import FloatArray
 
 
 def log_softmax(logits: FloatArray) -> FloatArray:

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
+from orchestrator.core.arrays import BoolArray, IdArray
 from orchestrator.core.errors import RequestError
-from orchestrator.core.tree import BoolArray, IntArray, TokenTree
+from orchestrator.core.tree import TokenTree
 
 Result = TypeVar("Result")
 
@@ -96,7 +97,7 @@ class Matcher:
         """Return which tokens may follow the root and every node, (m + 1, vocab_size) bool, as `legal` does."""
         return np.stack([self.legal(path) for path in tree.paths])
 
-    def legal_nodes(self, tree: TokenTree) -> IntArray:
+    def legal_nodes(self, tree: TokenTree) -> IdArray:
         """Return the nodes whose whole path is legal and has no end id before its last node; the state does not change.
 
         Returns (k,) int32, nodes of 1…m, ascending.

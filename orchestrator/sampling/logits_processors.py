@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from orchestrator.core.arrays import BoolArray, FloatArray
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.tree import BoolArray
-from orchestrator.core.types import FloatArray
 
 
 def process_logits(

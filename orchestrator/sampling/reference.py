@@ -6,10 +6,11 @@ from collections.abc import Callable, Container, Sequence
 
 import numpy as np
 
+from orchestrator.core.arrays import BoolArray, FloatArray
 from orchestrator.core.elementary import exp
 from orchestrator.core.sampling_params import Rule, Sampling
-from orchestrator.core.tree import BoolArray, TokenTree
-from orchestrator.core.types import Distribution, FloatArray
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import Distribution
 from orchestrator.sampling.accept import (
     AcceptedPath,
     KeyedNoise,

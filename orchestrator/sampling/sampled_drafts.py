@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from orchestrator.core.arrays import FloatArray, IdArray
 from orchestrator.core.elementary import exp, log
 from orchestrator.core.errors import EngineError
 from orchestrator.core.noise import Stream, gumbel
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Distribution, FloatArray, IdArray
+from orchestrator.core.types import Distribution
 from orchestrator.native.sampling import Rows, sampler
 from orchestrator.sampling.distribution import log_p
 

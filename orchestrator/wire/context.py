@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from orchestrator.core.arrays import IdArray
 from orchestrator.core.context import Context
 from orchestrator.core.errors import UnknownSequence
-from orchestrator.core.types import IdArray
 from orchestrator.wire.tensors import Incoming, Tensors, ids, pack_scalars, pack_text, scalar, table, text
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.core.arrays import IdArray
 from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import EngineError, shown
 from orchestrator.core.proposal import Proposal, Step
 from orchestrator.core.tree import MAX_NODES, TokenTree
-from orchestrator.core.types import Acceptance, Distribution, IdArray
+from orchestrator.core.types import Acceptance, Distribution
 from orchestrator.wire.tensors import (
     MAX_VOCAB_SIZE,
     Incoming,

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.core.arrays import Features
 from orchestrator.core.errors import EngineError, EngineLost, RequestError, ServingError, Unavailable, UnknownSequence
-from orchestrator.core.types import MAX_FEATURE_ROWS, Features
+from orchestrator.core.types import MAX_FEATURE_ROWS
 
 Tensors = dict[str, npt.NDArray[Any]]
 Incoming = Mapping[str, npt.NDArray[Any]]

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+from orchestrator.core.arrays import BoolArray
 from orchestrator.core.errors import ServingError
 from orchestrator.core.proposal import Step
-from orchestrator.core.tree import BoolArray
 from orchestrator.core.types import Acceptance, Distribution, DraftResponse
 from orchestrator.wire.context import Delta
 from orchestrator.wire.drafter import DraftRequest

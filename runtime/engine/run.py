@@ -9,11 +9,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from orchestrator.core.arrays import BoolArray
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Drafting
 from orchestrator.core.errors import EngineError, ServingError, Unavailable, UnknownSequence
 from orchestrator.core.proposal import Proposal, Proposer, Step
-from orchestrator.core.tree import BoolArray
 from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.sampling.grammar_matcher import Matcher
 from orchestrator.sampling.guided_drafts import legal_drafts

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from orchestrator.core.arrays import BoolArray
 from orchestrator.core.context import Context
-from orchestrator.core.tree import BoolArray
 from orchestrator.sampling.accept import AcceptedPath
 from runtime.sampling.accept import AcceptInput
 from runtime.sampling.changes import processed

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from orchestrator.core.arrays import IdArray
 from orchestrator.core.proposal import CompiledDrafts
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import IdArray
 from orchestrator.native.drafts_library import CostFields
 from orchestrator.native.sampling import Requests
 from runtime.kv.batch import MAX_PASS_ROWS, MAX_TREE_NODES

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.core.arrays import Features, IdArray
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
-from orchestrator.core.types import Features, IdArray
 from orchestrator.sampling.sampled_drafts import MAX_CANDIDATES
 from runtime.native.head_fields import DraftCallFields
 from runtime.native.ranking import ranking_of

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from orchestrator.core.arrays import BoolArray
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.tree import BoolArray
 from runtime.staging import stage
 
 #: On a CPU, requests are changed together only as long as its cache holds this many logits of theirs.

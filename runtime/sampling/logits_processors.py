@@ -9,9 +9,9 @@ from itertools import chain
 import numpy as np
 from torch import Tensor
 
+from orchestrator.core.arrays import BoolArray
 from orchestrator.core.context import Context
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.tree import BoolArray
 from orchestrator.sampling.logits_processors import completes
 from runtime.sampling.changes import Changes, processed
 

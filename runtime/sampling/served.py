@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from orchestrator.core.arrays import IdArray
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.types import IdArray
 from orchestrator.native.sampling import TYPES, Rows, Sampler, Step, Verified, sampler
 from orchestrator.sampling.accept import accept_coupled
 from runtime.sampling import distribution, noise

@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from orchestrator.core.arrays import FloatArray
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.noise import gumbel
 from orchestrator.core.proposal import Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Acceptance, FloatArray
+from orchestrator.core.types import Acceptance
 from orchestrator.sampling import distribution as reference
 from orchestrator.sampling.accept import AcceptedPath, accept_coupled
 from orchestrator.wire.context import delta_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from orchestrator.core.arrays import FloatArray
 from orchestrator.core.cost_model import Batch, CostModel, CostModels, Curve, PassCosts
-from orchestrator.core.types import FloatArray
 
 
 def cost_model_of(seconds: FloatArray, others_tokens: float = 0.0) -> CostModel:

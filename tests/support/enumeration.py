@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from orchestrator.core.types import FloatArray
+from orchestrator.core.arrays import FloatArray
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 

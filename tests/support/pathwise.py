@@ -14,12 +14,13 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from orchestrator.core.arrays import FloatArray
 from orchestrator.core.context import Context
 from orchestrator.core.noise import gumbel
 from orchestrator.core.proposal import Budget, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Acceptance, FloatArray
+from orchestrator.core.types import Acceptance
 from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig
 from orchestrator.sampling.accept import AcceptedPath, accept_coupled
 from orchestrator.sampling.distribution import sample

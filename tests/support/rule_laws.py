@@ -18,10 +18,11 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from orchestrator.core.arrays import FloatArray
 from orchestrator.core.noise import Stream
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Distribution, FloatArray
+from orchestrator.core.types import Distribution
 from runtime.heads.modules.redrafter import RedrafterHead
 from runtime.native.draft_calls import NativeDraft
 from runtime.native.heads import NativeHead

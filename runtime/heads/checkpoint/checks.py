@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from orchestrator.core.arrays import FloatArray
 from orchestrator.core.declarations import ConfigKeys, refusal, without_nulls
 from orchestrator.core.errors import ConfigError, first_line, shown
-from orchestrator.core.types import FloatArray
 from runtime.heads.checkpoint.files import HeadFiles
 from runtime.heads.checkpoint.target_tables import TargetTables
 from runtime.heads.modules.eagle import Eagle3Norms

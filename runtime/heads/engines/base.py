@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from orchestrator.core.arrays import Features
 from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, RequestError, ServingError
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import DraftResponse, Features
+from orchestrator.core.types import DraftResponse
 from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import Progress
 from runtime.heads.engines.drafts import DraftInProgress, HeadCall, TimeBudget, call_after, has_newest_features

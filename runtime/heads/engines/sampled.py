@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from orchestrator.core.arrays import FloatArray, IdArray
 from orchestrator.core.elementary import log
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.types import Distribution, FloatArray, IdArray
+from orchestrator.core.types import Distribution
 from orchestrator.sampling.sampled_drafts import sample_siblings
 
 #: If the errors of q's logits are small, the probability that a second token sampled from q is accepted by the residual

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from orchestrator.core.arrays import FloatArray, IdArray
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import FloatArray, IdArray
 
 
 class GrowingTree(ABC):

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from orchestrator.core.arrays import IdArray
 from orchestrator.core.errors import EngineError, RequestError
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Acceptance, DraftResponse, EngineSpeculationResult, IdArray
+from orchestrator.core.types import Acceptance, DraftResponse, EngineSpeculationResult
 from orchestrator.deployment.engine_trees import lookahead_nodes, sizes_refusal
 from orchestrator.wire.context import Delta
 from orchestrator.wire.drafter import DraftRequest

@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.core.arrays import IdArray
 from orchestrator.core.errors import EngineError
 from orchestrator.core.noise import child_seed
 from orchestrator.core.sampling_params import Rule, Sampling
-from orchestrator.core.types import Acceptance, IdArray, StepOptions
+from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.wire.target import StepRequest
 from orchestrator.wire.tensors import Incoming, Tensors
 

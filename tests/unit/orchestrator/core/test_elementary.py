@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from orchestrator.core import elementary
+from orchestrator.core.arrays import FloatArray
 from orchestrator.core.elementary import exp, log, running_total, total
 from orchestrator.core.noise import gumbel
-from orchestrator.core.types import FloatArray
 
 RNG = np.random.default_rng(83)
 NUM_POINTS = 1_000_000

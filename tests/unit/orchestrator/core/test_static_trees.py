@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from orchestrator.core.arrays import FloatArray
 from orchestrator.core.errors import RequestError
 from orchestrator.core.static_trees import EAGLE_LEAVES, best_choices, read_choices, tree_of_choices
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import FloatArray
 from tests.support.choice_trees import published_choices
 from tests.support.choice_trees import tree_of_choices as independent_tree
 

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core import elementary
+from orchestrator.core.arrays import FloatArray
 from orchestrator.core.errors import EngineError
 from orchestrator.core.noise import Stream, gumbel
 from orchestrator.core.sampling_params import OUR_RULES, Rule, Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Distribution, FloatArray
+from orchestrator.core.types import Distribution
 from orchestrator.native.sampling import Rows, Sampler, Step, sampler
 from orchestrator.sampling import distribution as reference
 from orchestrator.sampling import sampled_drafts

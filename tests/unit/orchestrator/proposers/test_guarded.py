@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from orchestrator.core.arrays import FloatArray
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import EngineError
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Acceptance, Distribution, FloatArray, StepOptions
+from orchestrator.core.types import Acceptance, Distribution, StepOptions
 from orchestrator.proposers.guarded import Guarded
 from orchestrator.sampling.accept import accept_block, accept_rejection
 from orchestrator.sampling.reference import dense_q, generate

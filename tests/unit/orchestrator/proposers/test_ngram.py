@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from orchestrator.core.arrays import FloatArray
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import RequestError
 from orchestrator.core.proposal import Budget, Proposal
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.types import FloatArray
 from orchestrator.generation.statistics import Statistics
 from orchestrator.proposers.memory import Memory
 from orchestrator.proposers.ngram import Ngram, NgramConfig, q_of

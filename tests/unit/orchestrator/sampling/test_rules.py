@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from orchestrator.core.arrays import FloatArray
 from orchestrator.core.noise import Stream, gumbel
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import FloatArray
 from orchestrator.sampling import accept
 from orchestrator.sampling.accept import (
     AcceptedPath,

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from benchmarks.stock_model import StockModel
+from orchestrator.core.arrays import BoolArray, IdArray
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import EngineError, RequestError, ServingError, Unavailable, UnknownSequence
 from orchestrator.core.sampling_params import Grammar, LogitsOptions, Sampling
-from orchestrator.core.tree import BoolArray, IntArray, TokenTree
+from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import StepOptions
 from orchestrator.generation.loop import StepByStep, StepsOfRun
 from orchestrator.generation.text import StopRule
@@ -67,7 +68,7 @@ class Watched(Matcher):
         self._note()
         return super().legal(path)
 
-    def legal_nodes(self, tree: TokenTree) -> IntArray:
+    def legal_nodes(self, tree: TokenTree) -> IdArray:
         self._note()
         return super().legal_nodes(tree)
 

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from orchestrator.core.arrays import FloatArray
 from orchestrator.core.sampling_params import Rule, Sampling
-from orchestrator.core.types import Distribution, FloatArray
+from orchestrator.core.types import Distribution
 from orchestrator.sampling.accept import accept_block, accept_rejection
 from runtime.heads.engines import sampled
 from runtime.heads.engines.sampled import sampled_children

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from orchestrator.core.arrays import FloatArray
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Distribution, FloatArray
+from orchestrator.core.types import Distribution
 from orchestrator.sampling.accept import AcceptedPath, KeyedNoise, accept_block, accept_rejection, accept_typical
 from runtime.sampling import accept
 from runtime.sampling.accept import AcceptInput, accepted_paths
