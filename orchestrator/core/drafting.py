@@ -34,7 +34,8 @@ class Limits:
 class Drafting:
     """Proposes the tree of each step, then commits what was accepted.
 
-    options: what the client needs from every step. draft_s: seconds that the last proposal took.
+    proposer: its trees must be within the budget; `Guarded` sees to that. options: what the client needs from every
+    step. draft_s: seconds that the last proposal took.
     """
 
     context: Context
@@ -51,7 +52,7 @@ class Drafting:
     def propose(self) -> tuple[Proposal, StepOptions]:
         """Return the tree of the next step, within the budget, and what is needed from that step."""
         began_s, budget = time.perf_counter(), self.limits.budget(self.context)
-        proposal = self.proposer.propose(self.context, self.sampling, budget).cut(budget)
+        proposal = self.proposer.propose(self.context, self.sampling, budget)
         self.draft_s = time.perf_counter() - began_s
         return proposal, self.options.merged(self.proposer.options)
 

@@ -146,7 +146,7 @@ class HeadsOfAuto:
         assert self._head
         head, clock = self._head, self._dependencies.step_costs.clock
         began_s = clock()
-        head.drafted = head.proposer.propose(context, sampling, budget).cut(budget)
+        head.drafted = head.proposer.propose(context, sampling, budget)
         took_s, known = clock() - began_s, self._of(head.name)
         if head.is_first:
             self._note(head.name, known._replace(first_s=known.first_s.updated(took_s)))

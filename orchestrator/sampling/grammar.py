@@ -73,10 +73,6 @@ class Grammars:
         """
         self._pristine(grammar)
 
-    def is_ready(self, grammar: Grammar) -> bool:
-        """Return True if `matcher` would not have to compile the grammar, which can take 300 ms."""
-        return self._cached(grammar) is not None
-
     def matcher(self, grammar: Grammar, end_ids: Collection[int]) -> Matcher:
         """Return a matcher at the start of an output that any of `end_ids` ends; raise as `check` does."""
         pristine = self._pristine(grammar)

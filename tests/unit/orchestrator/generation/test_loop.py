@@ -43,7 +43,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @dataclass
 class RandomTrees:
-    """Proposes random trees of its own size, whatever the budget; `tokens` may lie outside the vocabulary."""
+    """Proposes what the budget leaves of random trees; `tokens` may lie outside the vocabulary."""
 
     seed: int
     num_paths: int = 6
@@ -61,7 +61,7 @@ class RandomTrees:
             [self.rng.randint(*self.tokens) for _ in range(self.rng.randint(0, self.depth))]
             for _ in range(self.rng.randint(0, self.num_paths))
         ]
-        return Proposal.of(TokenTree.from_paths(paths), self.name)
+        return Proposal.of(TokenTree.from_paths(paths), self.name).cut(budget)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         self.observed.append((tree, acceptance))
@@ -71,7 +71,7 @@ class RandomTrees:
 
 
 class Oracle(RandomTrees):
-    """Knows the reference's text and proposes all of it, more than may be accepted."""
+    """Knows the reference's text and proposes as much of it as the budget allows."""
 
     def __init__(self, target: TableTarget, sampling: Sampling, wrong_every: int = 0) -> None:
         super().__init__(0)
@@ -81,7 +81,7 @@ class Oracle(RandomTrees):
         truth = reference.generate(self.target.logits, context.ids, self.sampling, 12)
         if self.wrong_every:
             truth[self.wrong_every - 1] = (truth[self.wrong_every - 1] + 1) % VOCAB_SIZE
-        return Proposal.chain(truth, self.name)
+        return Proposal.chain(truth, self.name).cut(budget)
 
 
 @dataclass
@@ -198,7 +198,7 @@ def test_limits_budget_by_hand(num_out: int, max_tokens: int, max_positions: int
     assert Limits(max_tokens, max_positions, 7).budget(context) == Budget(7, depth)
 
 
-def test_loop_tree_is_cut_to_max_nodes(tokenizer: Tokenizer) -> None:
+def test_loop_budget_is_at_most_max_nodes(tokenizer: Tokenizer) -> None:
     target, sampling = SpyTarget(VOCAB_SIZE), Sampling()
     run(tokenizer, target, Oracle(target, sampling), sampling, StopRule(20), Limits(20, 999, 4))
     assert max(tree.num_nodes for tree in target.trees) == 4
