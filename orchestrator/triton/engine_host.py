@@ -221,6 +221,20 @@ class EngineModel:
         self._host.finalize()
 
 
+class HeadModel(EngineModel):
+    """Triton's entry points of a drafting head; each head's own file says with which function it is built.
+
+    build: (the Triton model's name, which is the head's key in the deployment file, deployment) → the head's engine.
+    """
+
+    build: Callable[[str, ServingConfig], EngineClient[DraftRequest]]
+
+    def load(self, args: dict[str, str], config: ServingConfig) -> EngineHost[DraftRequest]:
+        """Load the head that the deployment names and warm it up."""
+        model = args["model_name"]
+        return drafter_host(model, self.build(model, config))
+
+
 def _end_process() -> None:
     """End the process with all its threads, in a quiet moment; the launcher will start another."""
     log.critical("process %d ends, because its engine is broken", os.getpid())

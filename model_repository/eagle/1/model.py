@@ -1,12 +1,8 @@
 """Triton model `eagle`: an EAGLE head, which proposes a static tree (EAGLE-1) or a dynamic one (EAGLE-2) in a call."""
 
-from orchestrator.deployment.config import ServingConfig
-from orchestrator.triton.engine_host import EngineHost, EngineModel, drafter_host
-from orchestrator.wire.drafter import DraftRequest
+from orchestrator.triton.engine_host import HeadModel
 from runtime.heads.build_heads import build_head
 
 
-class TritonPythonModel(EngineModel):
-    def load(self, args: dict[str, str], config: ServingConfig) -> EngineHost[DraftRequest]:
-        model = args["model_name"]
-        return drafter_host(model, build_head(model, config))
+class TritonPythonModel(HeadModel):
+    build = staticmethod(build_head)
