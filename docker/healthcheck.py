@@ -1,7 +1,7 @@
 """Exit status 0 while the server, or the gateway, in this container says that it is ready, else 1; stdlib only.
 
-`healthcheck.py server` asks the launcher (HOST, HEALTH_PORT): it watches the processes of the models, which
-Triton calls ready for ever. `healthcheck.py gateway` asks the gateway (GATEWAY_HOST, GATEWAY_PORT).
+`healthcheck.py server` asks the launcher (SPECSERVE_HOST, SPECSERVE_HEALTH_PORT): it watches the processes of the
+models, which Triton calls ready for ever. `healthcheck.py gateway` asks the gateway (GATEWAY_HOST, GATEWAY_PORT).
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from collections.abc import Mapping
 
 _LIMIT_S = 5.0
 #: What is asked → the variable of its address, the variable of its port, the port.
-_WHERE = {"server": ("HOST", "HEALTH_PORT", 8003), "gateway": ("GATEWAY_HOST", "GATEWAY_PORT", 9000)}
+_WHERE = {
+    "server": ("SPECSERVE_HOST", "SPECSERVE_HEALTH_PORT", 8003),
+    "gateway": ("GATEWAY_HOST", "GATEWAY_PORT", 9000),
+}
 
 
 def is_ready(what: str, environ: Mapping[str, str]) -> bool:

@@ -20,7 +20,7 @@ from gateway.settings import SettingsError
 
 _GRPC = re.compile(r"gRPC (\S+?),")
 #: Variables of the launcher, in the order in which its ready line shows the ports.
-PORTS = ("HTTP_PORT", "GRPC_PORT", "METRICS_PORT", "HEALTH_PORT")
+PORTS = tuple(f"SPECSERVE_{port}_PORT" for port in ("HTTP", "GRPC", "METRICS", "HEALTH"))
 #: The launcher's program that becomes a command which ends with its parent. It is run, not imported: the gateway's
 #: image has no launcher, since it starts no servers.
 _CHILD = Path(__file__).resolve().parents[1] / "launcher/child.py"

@@ -10,22 +10,24 @@ from collections.abc import Sequence
 
 from launcher.log import print_error
 from launcher.server import REPOSITORY, Server
-from launcher.settings import Settings
+from launcher.settings import Settings, variable
 from orchestrator.core.errors import ServingError
 
 _EPILOG = """\
 environment:
-  SERVING_<KEY>                      a key of the deployment file; wins over it
-  HTTP_PORT GRPC_PORT METRICS_PORT   Triton's ports: 8000, 8001, 8002; 0 = any free port
-  HEALTH_PORT                        the launcher's own: 8003, with /live, /ready and /drain
-  HOST                               the address to listen on (127.0.0.1)
-  LOG_LEVEL                          error, warning, info or verbose (warning)
-  READY_LIMIT_S                      seconds until all models must be ready (180); large engines take minutes
-  HANG_LIMIT_S                       seconds that a model's process may be silent before it is replaced (20); longer
-                                     than the longest pass of a large model on a slow machine
-  STOP_LIMIT_S                       seconds that running requests get when the server is stopped (10);
-                                     a second signal does not wait for them
-  TRITON_ROOT                        a Triton installation (/opt/tritonserver, else the wheel)
+  SERVING_<KEY>            a key of the deployment file; wins over it
+  SPECSERVE_HTTP_PORT      Triton's port for HTTP (8000); 0 = any free port
+  SPECSERVE_GRPC_PORT      for gRPC (8001)
+  SPECSERVE_METRICS_PORT   for metrics (8002)
+  SPECSERVE_HEALTH_PORT    the launcher's own (8003), with /live, /ready and /drain
+  SPECSERVE_HOST           the address to listen on (127.0.0.1)
+  SPECSERVE_LOG_LEVEL      error, warning, info or verbose (warning)
+  SPECSERVE_READY_LIMIT_S  seconds until all models must be ready (180); large engines take minutes
+  SPECSERVE_HANG_LIMIT_S   seconds that a model's process may be silent before it is replaced (20); longer
+                           than the longest pass of a large model on a slow machine
+  SPECSERVE_STOP_LIMIT_S   seconds that running requests get when the server is stopped (10);
+                           a second signal does not wait for them
+  TRITON_ROOT              a Triton installation (/opt/tritonserver, else the wheel)
 
 exit status: 0 stopped on request, 1 the server failed while running, 2 it could not be started
 """
@@ -39,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("config", nargs="?", default="serving.toml", help="the deployment (default: serving.toml)")
     parser.add_argument("--model-repository", default=REPOSITORY, metavar="FOLDER", help="Triton's model repository")
     options = parser.parse_args(arguments)
+    for name in Settings.ignored(os.environ):
+        print_error(f"warning: {name} is not read; set {variable(name)}")
     try:
         settings = Settings.from_environment(os.environ)
         server = Server(

@@ -60,7 +60,7 @@ class Launch:
     def __post_init__(self) -> None:
         """Raise ConfigError for an unknown log level."""
         if self.log_level not in LOG_LEVELS:
-            raise ConfigError(unknown_name("log level", self.log_level, LOG_LEVELS, "LOG_LEVEL"))
+            raise ConfigError(unknown_name("log level", self.log_level, LOG_LEVELS, "SPECSERVE_LOG_LEVEL"))
 
     def command(self, triton: Triton) -> list[str]:
         """Return the command line without the flags that this Triton does not know: it would not start with them."""

@@ -20,7 +20,8 @@ from orchestrator.deployment.drain_state import wait_until_idle
 
 _EPILOG = """\
 environment:
-  HEALTH_PORT, HOST   where the launcher answers (8003, 127.0.0.1): the values that it was started with
+  SPECSERVE_HEALTH_PORT, SPECSERVE_HOST
+      where the launcher answers (8003, 127.0.0.1): the values that it was started with
 
 exit status: 0 no request runs any more, 1 some still ran at the limit, 2 no launcher answered
 """
@@ -56,7 +57,7 @@ class LauncherClient:
 
     @property
     def _where(self) -> str:
-        return f"{joined(self._host, self._port)} (HOST, HEALTH_PORT)"
+        return f"{joined(self._host, self._port)} (SPECSERVE_HOST, SPECSERVE_HEALTH_PORT)"
 
     def _no_answer(self, reason: object) -> ServingError:
         return ServingError(f"no launcher answers at {self._where}: {reason}")

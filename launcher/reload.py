@@ -18,7 +18,8 @@ from orchestrator.core.errors import ServingError
 
 _EPILOG = """\
 environment:
-  HEALTH_PORT, HOST   where the launcher answers (8003, 127.0.0.1): the values that it was started with
+  SPECSERVE_HEALTH_PORT, SPECSERVE_HOST
+      where the launcher answers (8003, 127.0.0.1): the values that it was started with
 
 exit status: 0 the settings are in effect, 1 they were refused and nothing has changed, 2 no launcher answered
 """

@@ -1,8 +1,9 @@
-"""What the environment sets for `python -m launcher`, and the ports that a server listens on."""
+"""What `SPECSERVE_<KEY>` in the environment sets for `python -m launcher`, and the ports that a server listens on."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,6 +13,10 @@ from pydantic import Field
 
 from orchestrator.core.declarations import Declaration, parse_text, validate
 from orchestrator.core.errors import ConfigError
+
+PREFIX = "SPECSERVE_"
+#: Numbers of the errors that another port avoids: it is in use, or is one that only root may use.
+_PORT_ERRORS = (errno.EADDRINUSE, errno.EACCES)
 
 
 @dataclass(frozen=True)
@@ -35,9 +40,15 @@ class Ports:
             try:
                 _listen(host, port).close()
             except OSError as error:
+                at_fault = variable(f"{name}_port" if error.errno in _PORT_ERRORS else "host")
                 raise ConfigError(
-                    f"cannot listen on {joined(host, port)} for {name}: {error.strerror} (set {name.upper()}_PORT)"
+                    f"cannot listen on {joined(host, port)} for {name}: {error.strerror} (set {at_fault})"
                 ) from None
+
+
+def variable(key: str) -> str:
+    """Return the environment variable of a setting."""
+    return PREFIX + key.upper()
 
 
 def reachable(host: str) -> str:
@@ -79,7 +90,10 @@ def _seconds(default: int) -> Any:
 
 
 class Settings(Declaration):
-    """The settings; each key is the name of an environment variable in lower case."""
+    """The settings; each key is the name of an environment variable in lower case, without its prefix.
+
+    They have a prefix because other programs set the bare names: conda's compilers and tcsh set HOST.
+    """
 
     #: 0 = any free port
     http_port: int = _port(Ports.http)
@@ -99,15 +113,21 @@ class Settings(Declaration):
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Settings:
         """Read the variables that are set; raises ConfigError for a wrong value."""
-        texts = {key: environ[key.upper()] for key in cls.model_fields if environ.get(key.upper())}
+        texts = {key: text for key in cls.model_fields if (text := environ.get(variable(key)))}
         values = {key: parse_text(cls, key, text) for key, text in texts.items()}
-        return validate(cls, values, lambda key: f"environment variable {key.upper()}")
+        return validate(cls, values, lambda key: f"environment variable {variable(key)}")
+
+    @classmethod
+    def ignored(cls, environ: Mapping[str, str]) -> list[str]:
+        """Return the variables that an earlier release read under a bare name, unless others set that name, too."""
+        names = [key for key in cls.model_fields if key not in ("host", "log_level")]
+        return [key.upper() for key in names if environ.get(key.upper()) and not environ.get(variable(key))]
 
     def ports(self) -> Ports:
         """Return the ports to listen on; raises ConfigError if two are the same."""
         free = free_ports()
         ports = Ports(**{name: getattr(self, f"{name}_port") or port for name, port in asdict(free).items()})
         if len({*asdict(ports).values()}) < len(asdict(ports)):
-            variables = ", ".join(f"{name.upper()}_PORT" for name in asdict(ports))
+            variables = ", ".join(variable(f"{name}_port") for name in asdict(ports))
             raise ConfigError(f"ports must differ, got {asdict(ports)} ({variables})")
         return ports

@@ -131,7 +131,9 @@ class TritonProcess:
                 kind = AbortedStart if status == -signal.SIGABRT else StartError
                 raise kind(f"the server did not start: {self._cause()}")
             if time.monotonic() > end_s:
-                raise StartError(f"not ready after {self._ready_limit_s:g} s (READY_LIMIT_S): {', '.join(waiting)}")
+                raise StartError(
+                    f"not ready after {self._ready_limit_s:g} s (SPECSERVE_READY_LIMIT_S): {', '.join(waiting)}"
+                )
             if self._admin.is_ready("" if waiting[0] == "the server" else waiting[0]):
                 waiting.pop(0)
             else:

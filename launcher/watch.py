@@ -171,7 +171,7 @@ class Watch(threading.Thread):
             return
         self._unanswered_s += _POLL_S + min(time.monotonic() - began_s, ANSWER_LIMIT_S)
         if self._unanswered_s >= self._hang_limit_s and self._triton.pid is not None:
-            self._say(f"Triton has not answered for {self._unanswered_s:.1f} s, killing it (HANG_LIMIT_S)")
+            self._say(f"Triton has not answered for {self._unanswered_s:.1f} s, killing it (SPECSERVE_HANG_LIMIT_S)")
             self._triton.kill()
 
     def _start_again(self, ended: str) -> None:
@@ -229,7 +229,10 @@ class Watch(threading.Thread):
             silent_s = self._silence.poll(process) * _POLL_S if is_alive(process) else 0.0
             self._silent.pop(model, None)
             if silent_s >= self._hang_limit_s:
-                self._say(f"model {model}: its process has been silent for {silent_s:g} s, killing it (HANG_LIMIT_S)")
+                self._say(
+                    f"model {model}: its process has been silent for {silent_s:g} s, killing it "
+                    "(SPECSERVE_HANG_LIMIT_S)"
+                )
                 self._kill(process)
             elif silent_s >= _SILENT_S:
                 self._silent[model] = silent_s

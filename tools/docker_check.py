@@ -41,7 +41,7 @@ IMAGES = {
     "trtllm": ("docker/Dockerfile.trtllm", "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"),
 }
 #: The ports of the server that is run here, by the launcher's variables; then the gateway's.
-PORTS = {"HTTP_PORT": 18000, "GRPC_PORT": 18001, "METRICS_PORT": 18002, "HEALTH_PORT": 18003}
+PORTS = {"HTTP": 18000, "GRPC": 18001, "METRICS": 18002, "HEALTH": 18003}
 GATEWAY_PORT = 19000
 CONFINED = ("--read-only", "--tmpfs=/tmp", "--shm-size=1g", "--cap-drop=ALL", "--security-opt=no-new-privileges")
 READY_LIMIT_S, STOP_LIMIT_S = 180.0, 60.0
@@ -106,21 +106,21 @@ def _check_confined(engine: Engine, container: str) -> None:
 
 def check_server(engine: Engine, tag: str, *variables: str) -> None:
     """Run a server, ask it, drain it while a request runs, and stop it."""
-    environ = [f"--env={name}={value}" for name, value in PORTS.items()]
-    with running(engine, tag, (PORTS["HEALTH_PORT"], "/ready"), *environ, *(f"--env={v}" for v in variables)) as server:
-        _ask(PORTS["HTTP_PORT"], "/v2/models/speculative/generate", {"text_input": "def f(", "max_tokens": 8})
+    environ = [f"--env=SPECSERVE_{name}_PORT={port}" for name, port in PORTS.items()]
+    with running(engine, tag, (PORTS["HEALTH"], "/ready"), *environ, *(f"--env={v}" for v in variables)) as server:
+        _ask(PORTS["HTTP"], "/v2/models/speculative/generate", {"text_input": "def f(", "max_tokens": 8})
         print(f"{tag}: {engine('exec', server, 'python', '-m', 'launcher.drain', '--limit-s=30')!r}", flush=True)
-        if get(PORTS["HEALTH_PORT"], "/ready")[0] != 503:
+        if get(PORTS["HEALTH"], "/ready")[0] != 503:
             raise CheckFailed("a server that drains says that it is ready")
         engine("exec", server, "python", "-m", "launcher.drain", "--cancel")
 
 
 def check_gateway(engine: Engine, server: str, gateway: str) -> None:
     """Run a server with the gateway in front of it; ask the gateway."""
-    environ = [f"--env={name}={value}" for name, value in PORTS.items()]
-    replicas = f"--env=GATEWAY_REPLICAS=127.0.0.1:{PORTS['GRPC_PORT']}"
+    environ = [f"--env=SPECSERVE_{name}_PORT={port}" for name, port in PORTS.items()]
+    replicas = f"--env=GATEWAY_REPLICAS=127.0.0.1:{PORTS['GRPC']}"
     with (
-        running(engine, server, (PORTS["HEALTH_PORT"], "/ready"), *environ),
+        running(engine, server, (PORTS["HEALTH"], "/ready"), *environ),
         running(engine, gateway, (GATEWAY_PORT, "/ready"), replicas, f"--env=GATEWAY_PORT={GATEWAY_PORT}"),
     ):
         model = json.loads(get(GATEWAY_PORT, "/v1/models")[1])["data"][0]["id"]

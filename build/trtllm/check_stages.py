@@ -126,10 +126,10 @@ def _serving(config: Path, repository: str) -> Iterator[str]:
     """Run the launcher over a deployment and yield its HTTP address; raises OSError when it does not become ready."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    url, ports = f"http://127.0.0.1:{port}", dict.fromkeys(("GRPC_PORT", "METRICS_PORT", "HEALTH_PORT"), "0")
+    url, ports = f"http://127.0.0.1:{port}", {f"SPECSERVE_{name}_PORT": "0" for name in ("GRPC", "METRICS", "HEALTH")}
     command = [sys.executable, "-m", "launcher", str(config)]
     command += ["--model-repository", repository] if repository else []
-    environ = {**os.environ, **ports, "HTTP_PORT": str(port), "READY_LIMIT_S": "1800"}
+    environ = {**os.environ, **ports, "SPECSERVE_HTTP_PORT": str(port), "SPECSERVE_READY_LIMIT_S": "1800"}
     process = subprocess.Popen(command, env=environ)
     try:
         while not _is_ready(url):

@@ -212,7 +212,11 @@ PARSERS = {
     "wire": Parser(_wire, _wire_seeds()),
     "deployment": Parser(_deployment, ((ROOT / "serving.toml").read_bytes(), b'target = "x"\nruns = false\n')),
     "environment": Parser(
-        _environment, (b"HTTP_PORT=0\nREADY_LIMIT_S=5\nGATEWAY_PORT=0", b"GATEWAY_REPLICAS=a:1\nLOG_LEVEL=info")
+        _environment,
+        (
+            b"SPECSERVE_HTTP_PORT=0\nSPECSERVE_READY_LIMIT_S=5\nGATEWAY_PORT=0",
+            b"GATEWAY_REPLICAS=a:1\nSPECSERVE_LOG_LEVEL=info",
+        ),
     ),
     "request": Parser(_request, REQUESTS),
     "body": Parser(_body, BODIES, (ApiError,)),

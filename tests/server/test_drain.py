@@ -66,7 +66,7 @@ def go_all(script: Script) -> None:
 def drain_command(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "launcher.drain", *arguments],
-        env={**os.environ, "HEALTH_PORT": str(server.ports.health)},
+        env={**os.environ, "SPECSERVE_HEALTH_PORT": str(server.ports.health)},
         capture_output=True,
         text=True,
         timeout=60,
@@ -128,7 +128,7 @@ def started(scripted: dict[str, Any], **environ: str) -> Iterator[tuple[subproce
 
 def test_sigterm_lets_streams_end_whole_and_refuses_new_requests(scripted: dict[str, Any], script: Script) -> None:
     with (
-        started(scripted, STOP_LIMIT_S="60") as (process, http_url, grpc_url),
+        started(scripted, SPECSERVE_STOP_LIMIT_S="60") as (process, http_url, grpc_url),
         Stream(grpc_url) as stream,
         Stream(grpc_url) as queue,
     ):
@@ -146,7 +146,7 @@ def test_sigterm_lets_streams_end_whole_and_refuses_new_requests(scripted: dict[
 
 @pytest.mark.parametrize("hurry", [True, False], ids=["second signal", "limit"])
 def test_stop_does_not_wait_for_ever(scripted: dict[str, Any], script: Script, hurry: bool) -> None:
-    with started(scripted, STOP_LIMIT_S="3600" if hurry else "1") as (process, _, grpc_url):
+    with started(scripted, SPECSERVE_STOP_LIMIT_S="3600" if hurry else "1") as (process, _, grpc_url):
         stream = Stream(grpc_url)
         stream.send("a", **request("a"))
         script.await_step("a", 1)

@@ -16,7 +16,7 @@ from tests.support.clients import until
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
 ROOT = Path(__file__).resolve().parents[2]
-FREE_PORTS = dict.fromkeys(("HTTP_PORT", "GRPC_PORT", "METRICS_PORT", "HEALTH_PORT"), "0")
+FREE_PORTS = {f"SPECSERVE_{port}_PORT": "0" for port in ("HTTP", "GRPC", "METRICS", "HEALTH")}
 BODY = {"prompt": "abc", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 
 

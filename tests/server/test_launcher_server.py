@@ -119,9 +119,9 @@ def test_command_port_in_use_is_one_line_and_exit_2(deployment):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        code, errors = deployment.fails(GRPC_PORT=taken.getsockname()[1])
+        code, errors = deployment.fails(SPECSERVE_GRPC_PORT=taken.getsockname()[1])
     assert code == 2 and len(errors) == 1
-    assert "Address already in use (set GRPC_PORT)" in errors[0]
+    assert "Address already in use (set SPECSERVE_GRPC_PORT)" in errors[0]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_server_not_ready_in_time_is_said_and_ended(deployment):
     deployment.add("target", loading="time.sleep(60)")
     said = []
     server = deployment.server(ready_limit_s=2, stop_limit_s=1, say=said.append)
-    with pytest.raises(StartError, match=r"not ready after 2 s \(READY_LIMIT_S\): the server, target"):
+    with pytest.raises(StartError, match=r"not ready after 2 s \(SPECSERVE_READY_LIMIT_S\): the server, target"):
         server.start()
     assert server.pids() == {}
     assert said == [] or Path(said[0].removeprefix("the server's log: ")).unlink() is None

@@ -145,7 +145,7 @@ def test_a_draft_model_that_cannot_be_loaded_changes_nothing(deployed: Deploymen
 
 def test_the_command_and_the_health_port_reload(deployed: Deployment) -> None:
     server = deployed.server
-    environ = {**os.environ, "HEALTH_PORT": str(server.ports.health)}
+    environ = {**os.environ, "SPECSERVE_HEALTH_PORT": str(server.ports.health)}
 
     def run() -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "launcher.reload"]

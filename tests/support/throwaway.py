@@ -79,7 +79,7 @@ class Deployment:
 
 def launcher_command(config, repository, **environ):
     """Start `python -m launcher` on free ports."""
-    ports = {f"{name.upper()}_PORT": port for name, port in asdict(launcher.free_ports()).items()}
+    ports = {f"SPECSERVE_{name.upper()}_PORT": port for name, port in asdict(launcher.free_ports()).items()}
     return subprocess.Popen(
         [sys.executable, "-m", "launcher", str(config), "--model-repository", str(repository)],
         cwd=ROOT,

@@ -56,7 +56,7 @@ def test_variables_are_settings_and_the_gateway_asks_the_server() -> None:
 
 
 def test_services_have_the_time_that_their_requests_get() -> None:
-    stop_limit_s = int(SERVICES["server"]["environment"]["STOP_LIMIT_S"])
+    stop_limit_s = int(SERVICES["server"]["environment"]["SPECSERVE_STOP_LIMIT_S"])
     assert seconds("server") > stop_limit_s + _EXIT_LIMIT_S + _KILL_AFTER_S
     assert seconds("gateway") > int(SERVICES["gateway"]["environment"]["GATEWAY_STOP_LIMIT_S"])
 

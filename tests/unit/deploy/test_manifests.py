@@ -184,7 +184,7 @@ def test_ports_of_servers_are_those_of_the_launcher(name: str) -> None:
     assert found
     for where, _, container in found:
         variables = environment(container)
-        settings = Settings.from_environment({**variables, "HOST": "0.0.0.0"})
+        settings = Settings.from_environment({**variables, "SPECSERVE_HOST": "0.0.0.0"})
         ports = settings.ports()
         named = {port["name"]: port["containerPort"] for port in container["ports"]}
         named = {"grpc" if name == "h2c" else name: port for name, port in named.items()}
@@ -194,17 +194,14 @@ def test_ports_of_servers_are_those_of_the_launcher(name: str) -> None:
 
 @ALL
 def test_variables_are_settings_that_the_programs_know(name: str) -> None:
+    programs = {"SERVING_": ServingConfig, "GATEWAY_": GatewaySettings, "SPECSERVE_": Settings}
     others = {"TMPDIR", "HOME", "PLAN", "GPUS"}
     for where, pod in pods(name):
         for container in containers(pod):
             for variable in (each["name"] for each in container.get("env", [])):
-                known = (
-                    variable.removeprefix("SERVING_").lower() in ServingConfig.model_fields
-                    if variable.startswith("SERVING_")
-                    else variable.removeprefix("GATEWAY_").lower() in GatewaySettings.model_fields
-                    if variable.startswith("GATEWAY_")
-                    else variable.lower() in Settings.model_fields or variable in others
-                )
+                prefix, _, key = variable.partition("_")
+                program = programs.get(f"{prefix}_")
+                known = key.lower() in program.model_fields if program else variable in others
                 assert known, f"{where}: {variable}"
 
 
@@ -238,7 +235,7 @@ def test_a_drain_fits_into_the_grace_period(name: str, monkeypatch: pytest.Monke
         stop_limit_s = Settings.from_environment(environment(container)).stop_limit_s
         needed_s = int(words[1]) + int(words[2]) + stop_limit_s + _EXIT_LIMIT_S + _KILL_AFTER_S
         assert needed_s < grace_s, where
-    monkeypatch.setenv("HEALTH_PORT", "1")
+    monkeypatch.setenv("SPECSERVE_HEALTH_PORT", "1")
     assert drain(["--limit-s", "90"]) == 2  # the command knows the flag; no launcher answers
 
 

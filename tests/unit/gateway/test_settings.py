@@ -104,7 +104,12 @@ def test_a_restarted_server_gets_the_ports_of_the_first() -> None:
     line = "ready in 12.3 s: http://127.0.0.1:18700, gRPC 127.0.0.1:18701, metrics http://127.0.0.1:18702/metrics, "
     line += "health http://127.0.0.1:18703; models target"
 
-    assert _ports(line) == {"HTTP_PORT": "18700", "GRPC_PORT": "18701", "METRICS_PORT": "18702", "HEALTH_PORT": "18703"}
+    assert _ports(line) == {
+        "SPECSERVE_HTTP_PORT": "18700",
+        "SPECSERVE_GRPC_PORT": "18701",
+        "SPECSERVE_METRICS_PORT": "18702",
+        "SPECSERVE_HEALTH_PORT": "18703",
+    }
 
 
 def test_the_tokenizer_of_a_deployment_is_its_targets(tmp_path, monkeypatch) -> None:

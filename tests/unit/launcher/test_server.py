@@ -28,7 +28,7 @@ def test_free_ports_differ_and_are_free():
 
 
 def test_ports_environment_is_read_and_zero_is_any():
-    ports = Settings.from_environment({"HTTP_PORT": "9000", "METRICS_PORT": "0"}).ports()
+    ports = Settings.from_environment({"SPECSERVE_HTTP_PORT": "9000", "SPECSERVE_METRICS_PORT": "0"}).ports()
     assert (ports.http, ports.grpc, ports.health) == (9000, 8001, 8003)
     assert ports.metrics > 0
 
@@ -36,14 +36,15 @@ def test_ports_environment_is_read_and_zero_is_any():
 @pytest.mark.parametrize("text", ["http", "-1", "65536", "8000.0", "８０００"])
 def test_ports_bad_number_is_refused(text):
     with pytest.raises(
-        ConfigError, match=rf"http_port must be a port in 0\.\.65535, got '?{text}'? \(environment variable HTTP_PORT\)"
+        ConfigError,
+        match=rf"http_port must be a port in 0\.\.65535, got '?{text}'? \(environment variable SPECSERVE_HTTP_PORT\)",
     ):
-        Settings.from_environment({"HTTP_PORT": text})
+        Settings.from_environment({"SPECSERVE_HTTP_PORT": text})
 
 
 def test_ports_twice_the_same_is_refused():
     with pytest.raises(ConfigError, match="must differ"):
-        Settings.from_environment({"HTTP_PORT": "9000", "GRPC_PORT": "9000"}).ports()
+        Settings.from_environment({"SPECSERVE_HTTP_PORT": "9000", "SPECSERVE_GRPC_PORT": "9000"}).ports()
 
 
 def test_ports_taken_port_is_named():
@@ -51,8 +52,29 @@ def test_ports_taken_port_is_named():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         ports = Ports(free_ports().http, taken.getsockname()[1], free_ports().metrics)
-        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{ports.grpc} for grpc: Address already in use"):
+        with pytest.raises(
+            ConfigError, match=rf"127\.0\.0\.1:{ports.grpc} for grpc: .* in use \(set SPECSERVE_GRPC_PORT\)"
+        ):
             ports.check_free("127.0.0.1")
+
+
+@pytest.mark.parametrize("host", ["203.0.113.1", "2001:db8::1"])  # of documentation, never of this machine
+def test_ports_address_of_another_machine_is_named(host):
+    with pytest.raises(ConfigError, match=r"cannot listen on .* for http: .* \(set SPECSERVE_HOST\)"):
+        free_ports().check_free(host)
+
+
+def test_settings_are_read_under_their_own_names_only(monkeypatch, capsys):
+    """Other programs set the bare names: HOST is a platform in conda, and the machine's name in tcsh."""
+    bare = {"HOST": "x86_64-conda-linux-gnu", "LOG_LEVEL": "debug", "HTTP_PORT": "80", "STOP_LIMIT_S": "5"}
+    assert Settings.from_environment(bare) == Settings()
+    monkeypatch.setattr("launcher.__main__.Server", lambda config, **options: None)
+    monkeypatch.setattr("launcher.__main__.signal.signal", lambda *_: None)
+    monkeypatch.setattr("launcher.__main__._run", lambda server: 0)
+    for name, text in {**bare, "SPECSERVE_STOP_LIMIT_S": "60"}.items():
+        monkeypatch.setenv(name, text)
+    assert main(["serving.toml"]) == 0
+    assert capsys.readouterr().err == "warning: HTTP_PORT is not read; set SPECSERVE_HTTP_PORT\n"
 
 
 @pytest.mark.parametrize(
@@ -79,15 +101,17 @@ def test_time_limits_come_from_the_environment():
         settings = Settings.from_environment(environ)
         return settings.ready_limit_s, settings.stop_limit_s
 
-    assert limits({"READY_LIMIT_S": ""}) == (180, 10)
-    assert limits({"READY_LIMIT_S": "900", "STOP_LIMIT_S": "60"}) == (900, 60)
+    assert limits({"SPECSERVE_READY_LIMIT_S": ""}) == (180, 10)
+    assert limits({"SPECSERVE_READY_LIMIT_S": "900", "SPECSERVE_STOP_LIMIT_S": "60"}) == (900, 60)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "5 s", "1.5", "86401", "１０"])
 def test_time_limit_that_is_no_number_of_seconds_is_refused(text):
-    message = rf"stop_limit_s must be a whole number of seconds in 1\.\.86400, got '?{text}'? \(.* STOP_LIMIT_S\)"
+    message = (
+        rf"stop_limit_s must be a whole number of seconds in 1\.\.86400, got '?{text}'? \(.* SPECSERVE_STOP_LIMIT_S\)"
+    )
     with pytest.raises(ConfigError, match=message):
-        Settings.from_environment({"STOP_LIMIT_S": text})
+        Settings.from_environment({"SPECSERVE_STOP_LIMIT_S": text})
 
 
 def test_command_hands_the_time_limits_to_the_server(monkeypatch):
@@ -95,11 +119,11 @@ def test_command_hands_the_time_limits_to_the_server(monkeypatch):
     monkeypatch.setattr("launcher.__main__.Server", lambda config, **options: made.update(options))
     monkeypatch.setattr("launcher.__main__.signal.signal", lambda *_: None)
     monkeypatch.setattr("launcher.__main__._run", lambda server: 0)
-    monkeypatch.setenv("READY_LIMIT_S", "900")
-    monkeypatch.setenv("STOP_LIMIT_S", "60")
+    monkeypatch.setenv("SPECSERVE_READY_LIMIT_S", "900")
+    monkeypatch.setenv("SPECSERVE_STOP_LIMIT_S", "60")
     assert main(["serving.toml"]) == 0
     assert (made["ready_limit_s"], made["stop_limit_s"]) == (900, 60)
-    monkeypatch.setenv("READY_LIMIT_S", "soon")
+    monkeypatch.setenv("SPECSERVE_READY_LIMIT_S", "soon")
     assert main(["serving.toml"]) == 2
 
 

@@ -98,7 +98,9 @@ class Health(http.server.BaseHTTPRequestHandler):
 @pytest.mark.parametrize("what", ["server", "gateway"])
 @pytest.mark.parametrize(("status", "ready"), [(200, True), (400, False), (503, False)])
 def test_healthcheck_is_what_the_launcher_or_the_gateway_says(monkeypatch, what, status, ready):
-    host, port = {"server": ("HOST", "HEALTH_PORT"), "gateway": ("GATEWAY_HOST", "GATEWAY_PORT")}[what]
+    host, port = {"server": ("SPECSERVE_HOST", "SPECSERVE_HEALTH_PORT"), "gateway": ("GATEWAY_HOST", "GATEWAY_PORT")}[
+        what
+    ]
     monkeypatch.setattr(Health, "status", status)
     with http.server.HTTPServer(("127.0.0.1", 0), Health) as server:
         thread = threading.Thread(target=server.serve_forever)

@@ -203,8 +203,8 @@ def test_check_fails_on_a_command_that_would(marker, body, monkeypatch):
     [
         ("run", "x=1\ntest $x = 1  # a comment"),
         ("run: ci", "make test"),
-        ("dry: make", "HTTP_PORT=9000 SERVING_DRAFT= make serve CONFIG=serving.toml"),
-        ("dry: python", "HOST=0.0.0.0 .venv/bin/python -m launcher serving.toml"),
+        ("dry: make", "SPECSERVE_HTTP_PORT=9000 SERVING_DRAFT= make serve CONFIG=serving.toml"),
+        ("dry: python", "SPECSERVE_HOST=0.0.0.0 .venv/bin/python -m launcher serving.toml"),
         ("unrun: it is magic", "magic"),
     ],
 )
