@@ -1,4 +1,4 @@
-"""From inputs to a job: defaults, limits, and the words in which a bad request is refused."""
+"""From inputs to a request: defaults, limits, and the words in which a bad request is refused."""
 
 from __future__ import annotations
 
@@ -9,54 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import given as given_examples
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
-from orchestrator.core.context import Context
-from orchestrator.core.errors import ConfigError, RequestError
-from orchestrator.core.noise import child_seed
-from orchestrator.core.sampling_params import NO_LOGITS_OPTIONS, Grammar, Rule, Sampling
-from orchestrator.deployment.capabilities import Capabilities
+from orchestrator.core.errors import RequestError
 from orchestrator.deployment.checkpoint import Checkpoint
-from orchestrator.deployment.config import ServingConfig
 from orchestrator.proposers.dependencies import ProposerDependencies
-from orchestrator.requests.generation_request import GenerationRequest
 from orchestrator.requests.inputs import MAX_TEXT_BYTES, read
 from orchestrator.requests.request_builder import RequestBuilder
-from orchestrator.requests.sampling_inputs import sampling_of
-from orchestrator.sampling.grammar import Grammars
-from tests.support.tiny_models import VOCAB_SIZE, write_byte_tokenizer
-
-CONTEXT = 32
-EOS = 0
-DEPLOYMENT = ServingConfig(target="t", draft="d", max_nodes=16, default_max_tokens=8, max_tokens_limit=20)
-
-
-@pytest.fixture(scope="module")
-def builder(tmp_path_factory: pytest.TempPathFactory) -> RequestBuilder:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    write_byte_tokenizer(folder)
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    checkpoint = Checkpoint(tokenizer, VOCAB_SIZE, CONTEXT, frozenset([EOS]))
-    return RequestBuilder(
-        DEPLOYMENT, checkpoint, frozenset(["draft"]), Grammars(folder / "tokenizer.json", VOCAB_SIZE, [EOS])
-    )
-
-
-def built(builder: RequestBuilder, **inputs: Any) -> GenerationRequest:
-    return builder.build(read({}, json.dumps({"text_input": "abc", **inputs})))
-
-
-def refusal(builder: RequestBuilder, **inputs: Any) -> str:
-    """Return the words of the refusal: one line that says where."""
-    with pytest.raises(RequestError) as caught:
-        given = read({}, json.dumps({"text_input": "abc", **inputs}))
-        builder.timeout_ms(given)
-        builder.build(given)
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 3000
-    return str(caught.value)
-
-
-# Defaults
+from tests.support.request_building import CONTEXT, DEPLOYMENT, EOS, built, refusal
+from tests.support.tiny_models import VOCAB_SIZE
 
 
 def test_job_nothing_set_is_greedy_and_takes_the_deployment_s_defaults(builder: RequestBuilder) -> None:
@@ -125,115 +85,6 @@ def test_job_stream_where_one_response_is_all_that_can_be_sent_is_refused(builde
 
 def test_job_exclude_input_true_and_absent_are_the_same(builder: RequestBuilder) -> None:
     assert built(builder, exclude_input_in_output=True).inputs.exclude_input_in_output
-
-
-# Sampling
-
-
-def sampled(inputs: dict[str, Any]) -> Sampling:
-    return sampling_of(read({}, json.dumps(inputs)), NO_LOGITS_OPTIONS)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "expected"),
-    [
-        ({}, Sampling(0.0)),
-        ({"top_k": 1}, Sampling(0.0, 1)),
-        ({"top_k": 0}, Sampling(0.0)),
-        ({"top_k": -1}, Sampling(0.0)),
-        ({"top_p": 0.0}, Sampling(0.0)),
-        ({"top_p": 1.0}, Sampling(0.0)),
-        ({"min_p": 0.125}, Sampling(0.0, min_p=0.125)),
-        ({"top_k": 2}, Sampling(1.0, 2)),
-        ({"top_p": 0.5}, Sampling(1.0, top_p=0.5)),
-        ({"top_k": 1, "top_p": 0.0}, Sampling(0.0, 1)),  # what langchain sends by default
-        ({"temperature": 0.75}, Sampling(0.75)),
-        ({"temperature": 0.0, "top_k": 5}, Sampling(0.0, 5)),
-        ({"temperature": 0.0, "top_p": 0.5}, Sampling(0.0, top_p=0.5)),
-        ({"temperature": 0.75, "top_k": -1, "top_p": 0.0}, Sampling(0.75)),
-        ({"temperature": 100.0, "top_p": 1.0, "min_p": 1.0}, Sampling(100.0, min_p=1.0)),
-    ],
-)
-def test_sampling_defaults(inputs: dict[str, Any], expected: Sampling) -> None:
-    assert replace(sampled(inputs), seed=0) == expected
-
-
-def test_sampling_penalties_and_the_like_as_given() -> None:
-    inputs = {
-        "temperature": 0.5, "typical_p": 0.25, "repetition_penalty": 1.5, "presence_penalty": -1.0,
-        "frequency_penalty": 2.0, "min_length": 3, "rule": "typical", "typical_epsilon": 0.5, "typical_delta": 0.25,
-    }  # fmt: skip
-    expected = Sampling(0.5, 0, 1.0, 0.0, 0.25, 1.5, -1.0, 2.0, 3, 0.5, 0.25, rule=Rule.TYPICAL)
-    assert replace(sampled(inputs), seed=0) == expected
-    assert sampled({"typical_p": 0.0}).typical_p == 1.0
-    assert sampled({"min_tokens": 2, "min_length": 3}).min_tokens == 2
-
-
-def test_sampling_use_draft_logits_means_rejection() -> None:
-    assert sampled({"use_draft_logits": True}).rule is Rule.REJECTION
-    assert sampled({"use_draft_logits": True, "rule": "rejection"}).rule is Rule.REJECTION
-    assert sampled({"use_draft_logits": False, "rule": ""}).rule is Rule.COUPLED
-
-
-def test_job_edits_by_ids_and_by_words(builder: RequestBuilder) -> None:
-    """The tokenizer of these tests has a token per byte."""
-    ids = {char: builder.checkpoint.tokenizer.encode(char).ids for char in "abc"}
-    (a,), (b,), (c,) = ids.values()
-    logits_options = built(
-        builder, logit_bias_ids=[a, 5, a], logit_bias_weights=[1.0, -2.0, 0.5], embedding_bias_words=["ab", "c"],
-        embedding_bias_weights=[0.25, -1.0], bad_words=["bc", ""], allowed_token_ids=[1, 2], stop_ids=[9],
-    ).sampling.logits_options  # fmt: skip
-    assert dict(logits_options.bias) == {a: 1.75, 5: -2.0, b: 0.25, c: -1.0}
-    assert logits_options.allowed == (1, 2) and logits_options.end_ids == (EOS, 9)
-    assert (b, c) in logits_options.bad_words and all(word[-2:] == (b, c) for word in logits_options.bad_words)
-
-
-def test_job_grammar_and_ends(builder: RequestBuilder) -> None:
-    job = built(builder, guided_decoding_guide_type="regex", guided_decoding_guide="[ab]+")
-    assert job.sampling.logits_options.grammar == Grammar("regex", "[ab]+") and job.sampling.needs_logits_processors
-    assert built(builder, ignore_eos=True).stop.ids == set()
-    assert built(builder, ignore_eos=True, stop_ids=[3]).sampling.logits_options.end_ids == (3,)
-    assert not built(builder).sampling.needs_logits_processors
-
-
-def test_job_structured_output_can_be_switched_off(builder: RequestBuilder) -> None:
-    strict = replace(builder, config=DEPLOYMENT.model_copy(update={"structured_output": False}))
-    said = refusal(strict, guided_decoding_guide_type="json")
-    assert "guided_decoding_guide_type is not served here" in said and "structured_output = false" in said
-    assert built(strict, temperature=0.5).sampling.logits_options.grammar is None
-
-
-def test_job_sequences_have_seeds_of_their_own(builder: RequestBuilder) -> None:
-    job = built(builder, num_return_sequences=3, seed=7)
-    assert job.num_sequences == 3 and built(builder, num_return_sequences=0).num_sequences == 1
-    assert [job.sampling_of(i).seed for i in range(3)] == [7, child_seed(7, 1), child_seed(7, 2)]
-    assert replace(job.sampling_of(2), seed=7) == job.sampling
-
-
-def test_sampling_seed_as_given_under_either_name() -> None:
-    assert sampled({"seed": 2**64 - 1}).seed == 2**64 - 1
-    assert sampled({"random_seed": 5}).seed == 5
-    assert sampled({"seed": 0, "random_seed": 5}).seed == 0
-
-
-def test_sampling_without_a_seed_draws_a_new_one() -> None:
-    seeds = {sampled({}).seed for _ in range(20)}
-    assert len(seeds) == 20 and all(0 <= seed < 2**64 for seed in seeds)
-
-
-@given_examples(
-    st.floats(allow_nan=True), st.floats(allow_nan=True), st.floats(allow_nan=True), st.integers(-(2**31), 2**31 - 1)
-)
-def test_sampling_is_in_range_or_refused(temperature: float, top_p: float, min_p: float, top_k: int) -> None:
-    try:
-        sampling = sampled({"temperature": temperature, "top_p": top_p, "min_p": min_p, "top_k": top_k})
-    except RequestError:
-        return
-    assert 0 <= sampling.temperature <= 100 and 0 < sampling.top_p <= 1 and 0 <= sampling.min_p <= 1
-    assert sampling.top_k >= 0
-
-
-# Refusals: what, value, allowed, where
 
 
 @pytest.mark.parametrize(
@@ -361,88 +212,6 @@ def test_job_text_that_the_tokenizer_knows_and_the_model_does_not_is_refused(bui
     assert "0..9, got 26" in refusal(small, text_input="z")
 
 
-# The method
-
-
-def test_job_num_draft_tokens_is_the_draft_length_and_the_json_goes_before_it(builder: RequestBuilder) -> None:
-    assert built(builder, num_draft_tokens=5).plan.config.draft_len == 5
-    assert built(builder, num_draft_tokens=5, speculation_config='{"draft_len": 2}').plan.config.draft_len == 2
-    assert built(builder, num_draft_tokens=0).plan.config.draft_len == 128
-    assert built(builder, num_draft_tokens=0, speculation="prompt_lookup").plan.config.draft_len == 20
-    assert built(builder, num_draft_tokens=5, speculation="none").plan.method == "none"
-
-
-def test_job_max_nodes_is_the_smaller_of_the_deployment_s_and_the_request_s(builder: RequestBuilder) -> None:
-    for asked, allowed in ((None, 16), (3, 3), (0, 0), (100, 16)):
-        job = built(builder, **({} if asked is None else {"speculation_config": json.dumps({"max_nodes": asked})}))
-        assert job.limits.budget(Context(job.prompt)).max_nodes == allowed
-
-
-def test_job_drafter_that_is_not_loaded_is_refused_with_its_key(builder: RequestBuilder) -> None:
-    assert built(builder, speculation="draft_model").plan.method == "draft_model"
-    said = refusal(replace(builder, drafters=frozenset()), speculation="draft_model")
-    assert "'draft_model' needs the drafter 'draft'" in said and "key draft in the deployment file" in said
-
-
-def test_job_prediction_is_read_and_chooses_its_method(builder: RequestBuilder) -> None:
-    for inputs in ({"draft_text": "bcd"}, {"draft_input_ids": [2, 3, 4]}):
-        assert built(builder, **inputs).prediction == (2, 3, 4)
-        assert built(builder, **inputs).plan.method == "auto"
-        assert built(with_default(builder, "suffix"), **inputs).plan.method == "predicted"
-        assert built(builder, speculation="predicted", **inputs).plan.method == "predicted"
-    assert built(builder, draft_text="", draft_input_ids=[]).plan.method == DEPLOYMENT.default_speculation
-
-
-def with_default(builder: RequestBuilder, method: str) -> RequestBuilder:
-    return replace(builder, config=DEPLOYMENT.model_copy(update={"default_speculation": method}))
-
-
-def test_auto_drafts_chains_where_a_rule_or_an_engine_takes_no_trees(builder: RequestBuilder) -> None:
-    chains = replace(builder, capabilities=Capabilities(trees=False))
-    for name in ("", "auto"):
-        assert not built(builder, speculation=name).plan.config.is_chain
-        for plan in (built(builder, speculation=name, rule="block").plan, built(chains, speculation=name).plan):
-            assert plan.config.is_chain
-            assert json.loads(plan.config_json) == {"tree": False}  # the target's process builds the same proposer
-    asked = {"speculation": "auto", "speculation_config": '{"tree": true}'}
-    assert "'auto' has tree true" in refusal(builder, **asked, rule="block")
-    assert "'auto' with tree true" in refusal(chains, **asked)
-
-
-def test_auto_is_the_engines_own_method_where_the_engine_takes_no_drafts(builder: RequestBuilder) -> None:
-    for own, served in (("medusa", "medusa"), ("", "none")):
-        engine = replace(builder, capabilities=Capabilities(drafts=False, max_nodes=0, engine_method=own))
-        assert built(engine).plan.method == built(engine, speculation="auto").plan.method == served
-        assert "does not serve the method 'auto'" in refusal(engine, draft_text="b")
-
-
-def test_job_prediction_is_refused_when_it_cannot_be_used(builder: RequestBuilder) -> None:
-    assert "exclude each other" in refusal(builder, draft_text="b", draft_input_ids=[2])
-    assert "needs the expected output: draft_text or draft_input_ids" in refusal(builder, speculation="predicted")
-    assert "for the methods 'predicted' and 'auto', got 'none'" in refusal(builder, speculation="none", draft_text="b")
-    assert f"draft_input_ids must have ids in 0..{VOCAB_SIZE - 1}, got {VOCAB_SIZE}" in refusal(
-        builder, draft_input_ids=[VOCAB_SIZE]
-    )
-    assert "draft_text has" in refusal(builder, draft_text="b" * (MAX_TEXT_BYTES + 1))
-    for inputs in ({"draft_text": "b" * (CONTEXT + 1)}, {"draft_input_ids": [2] * (CONTEXT + 1)}):
-        said = refusal(builder, **inputs)
-        assert f"has {CONTEXT + 1} tokens, at most {CONTEXT} allowed" in said
-    assert len(built(builder, draft_input_ids=[2] * CONTEXT).prediction) == CONTEXT
-
-
-@pytest.mark.parametrize("method", ["magic", "draft_model", "predicted"])
-def test_builder_default_method_that_no_request_could_use_fails_at_load(builder: RequestBuilder, method: str) -> None:
-    with pytest.raises(ConfigError, match="default_speculation"):
-        RequestBuilder(
-            DEPLOYMENT.model_copy(update={"default_speculation": method}),
-            builder.checkpoint,
-            frozenset(),
-            builder.grammars,
-        )
-
-
-# Whatever comes in
-
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text("aé{:[}0", max_size=8)
 names = st.sampled_from(
     ["text_input", "input_ids", "max_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "random_seed", "stop_words",
@@ -463,65 +232,3 @@ def test_job_any_parameters_give_a_job_or_a_refusal(builder: RequestBuilder, inp
         return
     assert 0 < len(job.prompt) < CONTEXT and 0 < job.limits.max_tokens <= CONTEXT - len(job.prompt)
     job.plan.proposer(ProposerDependencies(lambda name: None, VOCAB_SIZE, job.prediction))  # type: ignore[arg-type, return-value]
-
-
-# A text that another server began
-
-DEMO = Tokenizer.from_file("models/target/tokenizer.json")
-BEGUN = "one 漢字 two, then 🙂 three ends here"
-
-
-@pytest.mark.parametrize("stops", [(), ("two, th",), ("🙂 t",), ("ends!", "here!")])
-def test_a_text_continued_after_any_token_gets_the_rest_of_its_text(
-    builder: RequestBuilder, stops: tuple[str, ...]
-) -> None:
-    """Whichever tokens came before: characters in the middle and stop strings that have begun are completed."""
-    ids = DEMO.encode(BEGUN).ids
-
-    def parts(generated: list[int]) -> tuple[list[str], str | None]:
-        job = built(builder)
-        job = replace(job, inputs=job.inputs.model_copy(update={"generated_ids": tuple(generated)}), prompt=[5])
-        job = replace(job, stop=replace(job.stop, max_tokens=len(ids), ids=frozenset(), strings=stops))
-        output = job.sequence(0, DEMO).output
-        return [output.push([token]).text for token in ids[len(generated) :] if not output.finish], output.finish
-
-    whole, finish = parts([])
-    for num_generated in range(1, len(whole)):
-        assert parts(ids[:num_generated]) == (whole[num_generated:], finish)
-
-
-def test_a_continued_text_counts_as_output(builder: RequestBuilder) -> None:
-    job = built(builder, generated_ids=[7, 8], max_tokens=5)
-    sequence = job.sequence(0, builder.checkpoint.tokenizer)
-
-    assert sequence.context.ids == [1, 2, 3, 7, 8] and sequence.context.prompt_len == 3
-    assert sequence.output.num_tokens == 2 and sequence.limits.budget(sequence.context).max_depth == 2
-
-
-@pytest.mark.parametrize(
-    ("inputs", "words"),
-    [
-        ({"generated_ids": [99]}, "generated_ids must have ids in 0..63"),
-        ({"generated_ids": [5], "num_return_sequences": 2}, "generated_ids continue one sequence"),
-        ({"generated_ids": [5], "exclude_input_in_output": False}, "generated_ids continue one sequence"),
-        ({"sequence_index": -1}, "sequence_index"),
-        ({"stream_steps": True}, "stream_steps needs stream"),
-        ({"stream": True, "stream_steps": True, "return_steps": True}, "stream_steps and return_steps exclude"),
-    ],
-)
-def test_what_cannot_be_continued_is_refused(builder: RequestBuilder, inputs: dict[str, Any], words: str) -> None:
-    assert words in refusal(builder, **inputs)
-
-
-@pytest.mark.parametrize(
-    ("generated", "why"), [([5, EOS, 6], "stop at token 2 of 3"), ([5] * 8, "length at token 8 of 8")]
-)
-def test_output_that_has_ended_is_not_continued(builder: RequestBuilder, generated: list[int], why: str) -> None:
-    with pytest.raises(RequestError, match=f"already end the output: {why}"):
-        built(builder, generated_ids=generated).sequence(0, builder.checkpoint.tokenizer)
-
-
-def test_sequence_index_has_the_seed_of_that_sequence(builder: RequestBuilder) -> None:
-    assert built(builder, seed=3, sequence_index=2).sampling_of(0).seed == child_seed(3, 2)
-    assert built(builder, seed=3, sequence_index=2).sampling_of(1).seed == child_seed(3, 3)
-    assert built(builder, seed=3).sampling_of(0).seed == 3

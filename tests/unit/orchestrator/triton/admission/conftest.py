@@ -1,0 +1,25 @@
+"""An admission with places of its own, and one that shares them with other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.triton.admission import Admission
+from tests.support.hanging import WAIT_S
+
+
+@pytest.fixture(params=["own places", "shared places"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[int, int], Admission]]:
+    made: list[Admission] = []
+
+    def _make(max_running: int, max_waiting: int) -> Admission:
+        folder = tmp_path / "places" if request.param == "shared places" else None
+        made.append(Admission(max_running, max_waiting, folder))
+        return made[-1]
+
+    yield _make
+    for admission in made:
+        assert admission.close(WAIT_S)
