@@ -19,7 +19,7 @@ from orchestrator.deployment.engine_manifest import read_manifest
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
 from runtime.trtllm.client import TrtllmClient
-from tests.support.engines import ask
+from tests.support.engines import ask, own_text
 from tests.support.executor import (
     GREEDY,
     PROMPT,
@@ -70,10 +70,13 @@ def test_option_that_the_executor_lacks_is_refused_with_the_reason(
     assert "\n" not in str(caught.value)
 
 
-def test_context_beyond_the_engine_is_refused_with_its_length(client: TrtllmClient[StepRequest]) -> None:
+def test_context_beyond_the_engine_is_refused_with_its_length(
+    client: TrtllmClient[StepRequest], checkpoint: Path
+) -> None:
     with pytest.raises(RequestError, match="has 256 tokens, the engine was built for at most 255"):
         ask(client, request([1] * 256))
-    assert ask(client, request([1] * 255, [1] * 20)).next_token >= 0
+    answer = ask(client, request([1] * 255, [1] * 20))
+    assert (answer.path, answer.next_token) == ((), own_text(checkpoint, [1] * 255, 1)[0]), "no room is left for drafts"
 
 
 def test_capabilities_say_which_methods_an_engine_serves(folder: Path, tmp_path: Path) -> None:
