@@ -69,7 +69,7 @@ def fingerprint(config: ServingConfig, prompts: Sequence[Prompt], num_tokens: in
     return digest.hexdigest()[:12]
 
 
-def answers_of(suite: Suite, store: Store, dtype: str, say: Callable[[str], None]) -> list[list[Answer]]:
+def answers_of(suite: Suite, store: Store, dtype: str, log: Callable[[str], None]) -> list[list[Answer]]:
     """Return the answers of all units; run those that the store does not have."""
     with contextlib.ExitStack() as stack:
         server: Server | None = None
@@ -80,7 +80,7 @@ def answers_of(suite: Suite, store: Store, dtype: str, say: Callable[[str], None
             began_s = time.monotonic()
             store.put(unit, suite.run(unit, server.grpc_url))
             took_s = time.monotonic() - began_s
-            say(f"{dtype} {number}/{len(suite.units)}: {unit.sampling}, {unit.name}: {took_s:.0f} s")
+            log(f"{dtype} {number}/{len(suite.units)}: {unit.sampling}, {unit.name}: {took_s:.0f} s")
     return [store.get(unit) or [] for unit in suite.units]
 
 
@@ -140,7 +140,7 @@ than {NEAR_TIE:g} apart when recomputed in float64; *differences* counts the oth
 """
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """Print a line of progress."""
     print(text, flush=True)
 
@@ -165,12 +165,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for dtype in options.dtypes:
         turns = [[name] for name in options.settings]
         suite = Suite(config, prompts, options.tokens, dtype, options.samplings, turns)
-        rows = suite.judge(answers_of(suite, Store(STORE / print_name / dtype), dtype, say))
+        rows = suite.judge(answers_of(suite, Store(STORE / print_name / dtype), dtype, log))
         for row in rows:
             table.add(row, f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d} {print_name}")
         faults += sum(len(row.faults) for row in rows)
         table.write(options.table)
-    say(options.table.read_text())
+    log(options.table.read_text())
     return int(faults > 0)
 
 

@@ -245,7 +245,7 @@ def fail_over(
     gateway: RunningGateway,
     readers: Readers,
     ways: Sequence[str],
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> Result:
     """Kill one replica after the other in these ways while the readers read; return what they saw."""
     began_s, num_met, num_cut = time.monotonic(), [], 0
@@ -257,7 +257,7 @@ def fail_over(
             num_met.append(readers.num_running)
             num_cut += WAYS[way](servers[number % len(servers)]) is False
             until(lambda: gateway.get("/ready").json()["num_usable"] == len(servers), "all replicas", LIMIT_S)
-            say(f"{time.monotonic() - began_s:.0f} s: {way} {number % len(servers)} is back; {dict(readers.outcomes)}")
+            log(f"{time.monotonic() - began_s:.0f} s: {way} {number % len(servers)} is back; {dict(readers.outcomes)}")
     finally:
         readers.stop()
     num_failovers = int(gateway.metric("spec_gateway_failovers_total"))

@@ -19,7 +19,7 @@ from auditor.settings import SETTINGS
 from benchmarks.deployment import CONFIG, ROOT
 from benchmarks.traffic import mixed_prompts
 from orchestrator.deployment.config import load_config
-from tests.exact import BASE, STORE, Store, answers_of, fingerprint, say
+from tests.exact import BASE, STORE, Store, answers_of, fingerprint, log
 from tests.support.exactness import TEMPERATURES
 from tests.support.suite import ALONE, AT_ONCE, Row, Suite, by_method
 
@@ -100,12 +100,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = fingerprint(config, prompts, options.tokens)
     turns = [turn for method, turn in METHODS.items() if method == BASE or method in options.methods]
     suite = Suite(config, prompts, options.tokens, DTYPE, options.samplings, turns)
-    rows = suite.judge(answers_of(suite, Store(STORE / name / DTYPE), DTYPE, say))
+    rows = suite.judge(answers_of(suite, Store(STORE / name / DTYPE), DTYPE, log))
     made = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d} {name}"
     kept = merged(options.page.with_suffix(".json"), [entry(row, made) for row in rows])
     options.page.with_suffix(".json").write_text(json.dumps(kept, indent=1) + "\n")
     options.page.write_text(page(kept))
-    say(options.page.read_text())
+    log(options.page.read_text())
     return int(any(row.differences for row in rows))
 
 

@@ -124,19 +124,19 @@ class Growth:
 
 
 def watch_growth(
-    server: Server, warm_up: int, measured: int, num_parts: int, say: Callable[[str], None] = print
+    server: Server, warm_up: int, measured: int, num_parts: int, log: Callable[[str], None] = print
 ) -> Growth:
     """Fill the pools, warm up, then measure in parts."""
     prompts = [prompt for task, some in read_prompts().items() if task != "long" for prompt in some]
     fill(server, prompts)
-    say("the pools are full")
+    log("the pools are full")
     traffic, result = Traffic(server, prompts), Growth()
     for goal in [warm_up, *[measured // num_parts] * num_parts]:
         began_s = time.monotonic()
         traffic.run(goal)
         result.samples.append(sample(server))
         result.num_steps.append(traffic.num_steps)
-        say(f"{traffic.num_steps} steps, the last {goal} in {time.monotonic() - began_s:.0f} s")
+        log(f"{traffic.num_steps} steps, the last {goal} in {time.monotonic() - began_s:.0f} s")
     result.outcomes = traffic.outcomes
     return result
 

@@ -161,7 +161,7 @@ def test_command_model_that_does_not_load_says_why_and_exits_2(deployment, loadi
     kept.unlink()
 
 
-def test_server_not_ready_in_time_is_said_and_ended(deployment):
+def test_server_that_is_not_ready_in_time_is_reported_and_ended(deployment):
     deployment.add("target", loading="time.sleep(60)")
     said = []
     server = deployment.server(ready_limit_s=2, stop_limit_s=1, say=said.append)

@@ -402,7 +402,7 @@ def test_wrong_shape_or_type_over_grpc_is_refused_in_triton_s_words(server: Serv
         b'{"text_input": "abc", "max_tokens": ' + b"9" * 400 + b"}", b'{"text_input": "abc", "top_k": [[[1,2],[3]]]}',
     ],
 )  # fmt: skip
-def test_generate_body_that_is_none_is_refused_and_the_next_request_served(server: Server, body: bytes) -> None:
+def test_invalid_generate_body_is_refused_and_the_next_request_served(server: Server, body: bytes) -> None:
     answer = generate(server.http_url, body)
     assert answer.status in (400, 500) and answer.error
     check_serves(server)

@@ -160,7 +160,9 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_answer_that_is_none_is_one_sentence_and_the_next_is_served(served: Served, truth: list[int], lie: str) -> None:
+def test_invalid_answer_gives_a_one_line_error_and_the_next_is_served(
+    served: Served, truth: list[int], lie: str
+) -> None:
     tell(served, lie)
     answer = ask(served.url, speculation="none", **ASKED)
     tell(served, "")

@@ -257,7 +257,7 @@ def full() -> Iterator[str]:
     server.stop(None).wait()
 
 
-def test_client_of_a_full_server_says_so_and_not_that_there_is_none(full: str, capsys: Any) -> None:
+def test_client_reports_a_full_server_as_full_not_as_absent(full: str, capsys: Any) -> None:
     assert generate.main(["x", "--url", full]) == 1
 
     error = capsys.readouterr().err

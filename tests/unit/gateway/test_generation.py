@@ -242,7 +242,7 @@ def test_a_request_that_breaks_every_replica_is_given_up() -> None:
     run(test, recovery_limit_s=20)
 
 
-def test_nobody_there_is_said_within_the_limit() -> None:
+def test_no_ready_replica_is_reported_within_the_limit() -> None:
     async def test(made: list[StandInReplica], replicas: Replicas) -> None:
         for replica in made:
             replica.is_up = False

@@ -106,7 +106,7 @@ def test_a_stream_of_a_dead_process_is_moved_though_the_new_process_answers() ->
     run(test, num_replicas=1)
 
 
-def test_a_late_first_response_ejects_nobody() -> None:
+def test_a_late_first_response_ejects_no_replica() -> None:
     async def test(made: list[StandInReplica], replicas: Replicas) -> None:
         made[0].faults = [Fault(0, is_silent=True)]
         metrics, (replica,) = Metrics(), replicas.all.values()

@@ -82,7 +82,7 @@ def test_a_file_of_keys_may_hold_any_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keys", ["", " ", ",", "\n"])
 @pytest.mark.parametrize("name", ["api_keys", "api_keys_file"])
-def test_a_setting_for_keys_that_has_none_does_not_open_the_gateway(name: str, keys: str, tmp_path: Path) -> None:
+def test_an_api_keys_setting_without_keys_does_not_open_the_gateway(name: str, keys: str, tmp_path: Path) -> None:
     """As a Secret or a variable of the shell that is empty by mistake would."""
     text = keys
     if name == "api_keys_file" and keys:

@@ -106,7 +106,7 @@ def test_time_limits_come_from_the_environment():
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "5 s", "1.5", "86401", "１０"])
-def test_time_limit_that_is_no_number_of_seconds_is_refused(text):
+def test_invalid_time_limit_is_refused(text):
     message = (
         rf"stop_limit_s must be a whole number of seconds in 1\.\.86400, got '?{text}'? \(.* SPECSERVE_STOP_LIMIT_S\)"
     )
@@ -296,7 +296,7 @@ def test_flags_binary_that_does_not_run_says_why(tmp_path):
         Triton(binary, tmp_path, (), from_wheel=False).flags()
 
 
-def test_aliases_are_names_that_nobody_has():
+def test_aliases_must_be_valid_names_that_are_not_taken():
     assert names_of("", ["target"]) == []
     assert names_of("ensemble, tensorrt_llm_bls", ["target"]) == ["ensemble", "tensorrt_llm_bls"]
     for wrong, said in (("a/b", "got 'a/b'"), ("target", "'target', which is taken"), ("x,x", "'x', which is taken")):

@@ -106,7 +106,7 @@ time.sleep(60)
 """
 
 
-def test_a_process_that_hangs_is_healed_at_once_though_nobody_reaps_it(watched: Any, tmp_path: Path) -> None:
+def test_a_hanging_process_is_replaced_at_once_even_if_it_is_not_reaped(watched: Any, tmp_path: Path) -> None:
     """To wait for its end took five seconds and raised an exception."""
     watch, admin, _ = watched
     command = [sys.executable, "-c", NOT_REAPING, BEATING, str(tmp_path)]
@@ -121,7 +121,7 @@ def test_a_process_that_hangs_is_healed_at_once_though_nobody_reaps_it(watched: 
         parent.kill()
 
 
-def test_a_process_that_has_never_beaten_is_none_that_hangs(tmp_path: Path) -> None:
+def test_a_process_without_a_first_heartbeat_does_not_count_as_silent(tmp_path: Path) -> None:
     """It may still be loading, or be none of ours."""
     silence = module.Silence(tmp_path)
     assert [silence.poll(psutil.Process()) for _ in range(3)] == [0, 0, 0]

@@ -68,7 +68,7 @@ def test_alerts_and_help_texts_name_settings_that_exist_and_load_alerts_name_som
     assert not [name for name in by_settings if not SETTING.findall(described[f"Spec{name}"])]
 
 
-def test_a_series_that_nobody_declares_would_be_found(declared: set[str]) -> None:
+def test_an_undeclared_series_is_found(declared: set[str]) -> None:
     assert names_in("rate(spec_drafts_total[5m]) / spec_passes_total") - declared == {"spec_drafts_total"}
 
 

@@ -53,7 +53,7 @@ def found(stubs: Stubs, model: str) -> psutil.Process:
     return process
 
 
-def test_a_process_is_dead_although_nobody_has_waited_for_it(start: Any, stubs: Stubs) -> None:
+def test_a_zombie_process_counts_as_dead(start: Any, stubs: Stubs) -> None:
     target = start("target")
     process = found(stubs, "target")
     assert process.pid == target.pid

@@ -152,7 +152,7 @@ def test_a_large_vocabulary_in_parts_and_on_threads(compiled: Sampler) -> None:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_logits_that_are_no_numbers_break_nothing(compiled: Sampler, value: float) -> None:
+def test_non_finite_logits_give_a_token_of_the_vocabulary(compiled: Sampler, value: float) -> None:
     logits = np.zeros((2, 9))
     logits[:, 4] = value
     tree = TokenTree.chain([1])

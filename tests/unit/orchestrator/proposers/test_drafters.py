@@ -110,7 +110,7 @@ def test_while_a_head_is_silent_the_newest_state_alone_is_asked_for() -> None:
     assert proposer.options.features_from == 19
 
 
-def test_a_request_without_nodes_asks_nothing_of_anybody() -> None:
+def test_a_request_without_nodes_proposes_nothing_and_needs_no_hidden_states() -> None:
     proposer = HeadProposer(DynamicConfig(max_nodes=0), dependencies("eagle2", drafter_client=lambda name: Line()))
     assert proposer.propose(Context([1, 2]), Sampling(), Budget(0, 5)).tree.num_nodes == 0
     assert proposer.options == StepOptions()

@@ -94,7 +94,7 @@ def test_nothing_goes_deeper_than_the_budget() -> None:
     assert propose(union_of(Scripted("a", [1, 2, 3]), Scripted("b", [4, 5])), max_depth=1).tree.num_nodes == 2
 
 
-def test_nobody_proposes_nothing() -> None:
+def test_union_of_empty_proposals_is_empty() -> None:
     proposal = propose(union_of(Scripted("a"), Scripted("b")))
     assert (proposal.tree.num_nodes, proposal.sources) == (0, ())
 
@@ -150,6 +150,6 @@ def test_a_union_that_cannot_be_is_refused(method: str, parameters: dict[str, An
         select_method(method, json.dumps(parameters), DRAFTERS, {})
 
 
-def test_block_verification_is_for_chains_and_a_union_is_none() -> None:
+def test_block_verification_refuses_unions() -> None:
     with pytest.raises(RequestError, match="several proposers"):
         select_method("prompt_lookup+eagle2", "", DRAFTERS, {}).check_rule(Rule.BLOCK)

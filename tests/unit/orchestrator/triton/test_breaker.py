@@ -161,7 +161,7 @@ def test_breaker_leaves_only_so_many_hung_calls_behind(hang: Hang, monkeypatch: 
     until(lambda: not breaker.is_open)
 
 
-def test_breaker_call_that_nobody_waits_for_is_late_too(hang: Hang) -> None:
+def test_breaker_counts_an_abandoned_call_as_late(hang: Hang) -> None:
     breaker: Breaker[str] = Breaker("b", 2, 0.02, max_late=2)
     assert breaker.start(hang) and breaker.start(hang)
     until(lambda: breaker.is_open)

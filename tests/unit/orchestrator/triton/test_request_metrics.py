@@ -175,7 +175,9 @@ def test_names_that_clients_make_up_do_not_grow_the_page_without_end(
     assert len(methods) == module.MAX_NAMES + 1 and methods['method="other"'] == 4 * (100 - module.MAX_NAMES)
 
 
-def test_a_sequence_that_cannot_be_counted_disturbs_nobody(module: ModuleType, metrics: Any, port: MetricsPort) -> None:
+def test_a_sequence_that_cannot_be_counted_does_not_affect_others(
+    module: ModuleType, metrics: Any, port: MetricsPort
+) -> None:
     broken = sequence()
     broken.statistics = None
     metrics.ended(module.RequestTimes(100.0, 100.0), broken, "none")

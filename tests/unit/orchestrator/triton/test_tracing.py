@@ -77,7 +77,9 @@ def test_only_the_sampled_share_is_sent(tracing: ModuleType, monkeypatch: pytest
     assert not received
 
 
-def test_a_sequence_that_cannot_be_traced_disturbs_nobody(tracing: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequence_that_cannot_be_traced_does_not_affect_others(
+    tracing: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with collector() as (address, received):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
         traces = tracing.Traces.from_environment("speculative")

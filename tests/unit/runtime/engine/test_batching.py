@@ -104,7 +104,7 @@ def test_groups_merge_although_times_vary(seed: int) -> None:
     assert np.mean(loop.batches[40:]) > 15.0
 
 
-def test_a_sequence_that_is_gone_delays_nobody_more_than_once() -> None:
+def test_a_sequence_that_is_gone_delays_others_at_most_once() -> None:
     """Number 0 takes its twentieth answer and says nothing more, not even goodbye."""
     calls = iter(range(1000))
     loop = Loop(
@@ -129,7 +129,7 @@ def test_a_sequence_that_has_left_is_not_waited_for() -> None:
     assert batching.wait_s(2.0, oldest_call_s=2.0) == 0.0
 
 
-def test_slow_readers_hold_nobody_back() -> None:
+def test_slow_readers_do_not_delay_others() -> None:
     """Who stays away for ten passes is not waited for, once that is known; the slow may wait for the quick."""
     loop = Loop([(0.0, i) for i in range(4)], away_s=lambda i: AWAY_S if i < 2 else 10 * PASS_S)
     assert max(loop.run(200).holds_s[60:]) <= AWAY_S + 1e-9

@@ -108,7 +108,7 @@ class Drafted(Served):
     def tell(self, folder: Path, number: int, method: str, sampling: Sampling) -> Any:
         """Return the text of a run and its figures."""
         stop = StopRule(MAX_TOKENS)
-        return self.told(folder, number, sampling, run_of(method, stop), stop)
+        return self.generate_text(folder, number, sampling, run_of(method, stop), stop)
 
 
 def config_of(method: str) -> tuple[str, str]:

@@ -241,7 +241,9 @@ def test_tokens_before_the_start_must_be_known(bench: Bench) -> None:
         ask(bench.thread, request(context, Sampling(), 4, sent=9))
 
 
-def test_drafts_that_break_harm_nobody_else(bench: Bench, plain: StockModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_that_raise_do_not_affect_other_calls(
+    bench: Bench, plain: StockModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A failure *after* the forward pass: the others must be drafted from the start again, at once."""
     from runtime.sampling import served as runtime_sampling
 

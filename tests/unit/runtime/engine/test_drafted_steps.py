@@ -72,7 +72,7 @@ class Drafted(Served):
 
     def tell(self, folder: Path, number: int, method: str, sampling: Sampling, stop: StopRule) -> Any:
         """Return the text of a run and its figures."""
-        return self.told(folder, number, sampling, run_of(method, "{}", stop), stop)
+        return self.generate_text(folder, number, sampling, run_of(method, "{}", stop), stop)
 
 
 @pytest.fixture(scope="module")

@@ -255,7 +255,7 @@ def test_picks_logprobs_and_features_equal_plain_forward(folder: Path, plain: St
     assert np.allclose(again.features, hidden[: len(context)], atol=1e-5)
 
 
-def test_unknown_sequence_is_said_so(engine: EngineThread[StepRequest]) -> None:
+def test_unknown_sequence_is_reported(engine: EngineThread[StepRequest]) -> None:
     context = Context(random_ids(9))
     lost = delta_of(context, 6, 99, "")
     with pytest.raises(UnknownSequence):

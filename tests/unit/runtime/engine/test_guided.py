@@ -37,7 +37,7 @@ from tests.support import decode as support
 from tests.support.engines import LIMIT_S, EngineTarget, make_paged, start_target
 from tests.support.hanging import Hang, until
 from tests.support.tiny_models import VOCAB_SIZE
-from tests.unit.runtime.engine.test_runs import Caller, Proposers, Served, sequence_of, told
+from tests.unit.runtime.engine.test_runs import Caller, Proposers, Served, generate_text, sequence_of
 
 PROMPT = [5, 9, 3, 5, 9, 3, 5, 9]
 MAX_TOKENS = 24
@@ -143,13 +143,13 @@ def test_a_guided_run_and_guided_steps_say_what_the_target_alone_says(
     plan = select_method(method, "{}", frozenset(), {})
     options = RunOptions(method, plan.config_json, Limits(MAX_TOKENS, 512, 32), 0, (0,), ())
     sequence = sequence_of(folder, guided, stop, StepOptions())
-    in_run = told(sequence, StepsOfRun(sequence, Caller(served, 1, sequence, options)))
+    in_run = generate_text(sequence, StepsOfRun(sequence, Caller(served, 1, sequence, options)))
     sequence = sequence_of(folder, guided, stop, StepOptions())
     dependencies = support.dependencies(
         vocab_size=VOCAB_SIZE, memory=served.memory.of(""), matcher=served.grammars.matcher(SOUND, [0]), max_nodes=32
     )
     steps = StepByStep(sequence, EngineTarget(served.engine, 2), plan.proposer(dependencies))
-    by_step = told(sequence, steps)
+    by_step = generate_text(sequence, steps)
     assert in_run[0].ids == by_step[0].ids == expected and len(expected) > 4
     assert in_run == by_step, "the same nodes are left out in a run and step by step"
 
@@ -157,7 +157,7 @@ def test_a_guided_run_and_guided_steps_say_what_the_target_alone_says(
 def test_no_mask_is_made_on_the_engine_s_thread(served: Guided, folder: Path) -> None:
     sequence = sequence_of(folder, sampling_of(SOUND), StopRule(MAX_TOKENS), StepOptions())
     options = RunOptions("suffix", "{}", Limits(MAX_TOKENS, 512, 32), 0, (), ())
-    told(sequence, StepsOfRun(sequence, Caller(served, 1, sequence, options)))
+    generate_text(sequence, StepsOfRun(sequence, Caller(served, 1, sequence, options)))
     served.submit(step(2, sampling_of(SOUND), TokenTree.chain([1, 2]))).get(timeout=LIMIT_S)
     assert served.grammars.threads == {"guide"}
 
@@ -185,7 +185,7 @@ def test_a_grammar_that_hangs_holds_up_its_own_request_alone(
                     if source
                     else StepByStep(sequence, EngineTarget(served.engine, name), served.proposer("none", "{}", ()))
                 )
-                assert told(sequence, steps)[0].ids == expected
+                assert generate_text(sequence, steps)[0].ids == expected
         assert late.empty() and not hang.ended.is_set()
     finally:
         hang.let_go.set()

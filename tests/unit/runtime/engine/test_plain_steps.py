@@ -31,9 +31,9 @@ from tests.unit.runtime.engine.test_runs import (
     Caller,
     Served,
     both,
+    generate_text,
     run_of,
     sequence_of,
-    told,
 )
 
 PLAIN_SAMPLINGS = (
@@ -78,7 +78,7 @@ def test_many_plain_runs_at_once_tell_what_each_tells_alone_in_passes_that_are_c
         sequence = sequence_of(folder, samplings[seed], StopRule(MAX_TOKENS), StepOptions())
         run = run_of(*METHODS[seed % 4 == 3], StopRule(MAX_TOKENS))
         try:
-            return told(sequence, StepsOfRun(sequence, Caller(native, 100 + seed, sequence, run)))
+            return generate_text(sequence, StepsOfRun(sequence, Caller(native, 100 + seed, sequence, run)))
         finally:
             native.runs.release(100 + seed)
 

@@ -122,11 +122,11 @@ class Served:
 
         self.engine.submit = watched  # type: ignore[method-assign]
 
-    def told(self, folder: Path, number: int, sampling: Sampling, run: RunOptions, stop: StopRule) -> Any:
+    def generate_text(self, folder: Path, number: int, sampling: Sampling, run: RunOptions, stop: StopRule) -> Any:
         """Return the text of a run and its figures, and release the run."""
         sequence = sequence_of(folder, sampling, stop, StepOptions())
         try:
-            return told(sequence, StepsOfRun(sequence, Caller(self, number, sequence, run)))
+            return generate_text(sequence, StepsOfRun(sequence, Caller(self, number, sequence, run)))
         finally:
             self.runs.release(number)
 
@@ -179,7 +179,7 @@ def run_of(method: str, config: str, stop: StopRule) -> RunOptions:
     return RunOptions(method, plan.config_json, LIMITS, stop.min_tokens, tuple(stop.ids), prediction)
 
 
-def told(sequence: SequenceState, steps: Steps, guard: Any = lambda: None) -> tuple[Chunk, dict[str, Any]]:
+def generate_text(sequence: SequenceState, steps: Steps, guard: Any = lambda: None) -> tuple[Chunk, dict[str, Any]]:
     """Return all chunks as one, and everything else that a client may be told except times."""
     whole = Chunk("", [], [])
     generate(sequence, steps, guard, whole.extend)
@@ -202,11 +202,11 @@ def both(
     """Return what the loop tells with a run, and what it tells step by step."""
     run = run or run_of(*method, stop)
     sequence = sequence_of(folder, sampling, stop, options)
-    in_run = told(sequence, StepsOfRun(sequence, Caller(served, 11, sequence, run)))
+    in_run = generate_text(sequence, StepsOfRun(sequence, Caller(served, 11, sequence, run)))
     served.runs.release(11)
     sequence = sequence_of(folder, sampling, stop, options)
     proposer = served.proposer(run.method, run.config, run.prediction)
-    by_step = told(sequence, StepByStep(sequence, EngineTarget(served.engine, 12), proposer))
+    by_step = generate_text(sequence, StepByStep(sequence, EngineTarget(served.engine, 12), proposer))
     served.runs.release(12)
     return in_run, by_step
 
@@ -254,7 +254,7 @@ def test_many_runs_at_once_tell_what_each_tells_alone(served: Served, folder: Pa
     def tell(seed: int) -> Any:
         sequence = sequence_of(folder, samplings[seed], StopRule(MAX_TOKENS), StepOptions())
         run = run_of(*METHODS[seed % len(METHODS)], StopRule(MAX_TOKENS))
-        return told(sequence, StepsOfRun(sequence, Caller(served, 100 + seed, sequence, run)))
+        return generate_text(sequence, StepsOfRun(sequence, Caller(served, 100 + seed, sequence, run)))
 
     with ThreadPoolExecutor(16) as threads:
         together = list(threads.map(tell, range(16)))
@@ -317,7 +317,7 @@ def test_a_lost_sequence_goes_on_from_the_tokens_that_the_caller_has(served: Ser
         if next(num_left, 0):
             served.runs.release(41)
 
-    whole, _ = told(sequence, StepsOfRun(sequence, caller), lose)
+    whole, _ = generate_text(sequence, StepsOfRun(sequence, caller), lose)
     assert whole.ids == truth[0].ids
 
 
@@ -360,7 +360,7 @@ def test_a_proposer_that_raises_or_is_slow_costs_the_drafts_not_the_text(
 
     served.wrap = wrap
     sequence = sequence_of(folder, Sampling(), stop, StepOptions())
-    whole, _ = told(sequence, StepsOfRun(sequence, Caller(served, 51, sequence, run_of(*METHODS[1], stop))))
+    whole, _ = generate_text(sequence, StepsOfRun(sequence, Caller(served, 51, sequence, run_of(*METHODS[1], stop))))
     served.runs.release(51)
     assert whole.ids == truth[0].ids
     assert made[0].num_proposals == 3
@@ -371,7 +371,7 @@ def test_a_loop_that_fails_in_the_engine_answers_its_caller(served: Served, fold
     served.wrap = Raising
     sequence = sequence_of(folder, Sampling(), StopRule(MAX_TOKENS), StepOptions())
     with pytest.raises(EngineError, match="the run failed"):
-        told(
+        generate_text(
             sequence,
             StepsOfRun(sequence, Caller(served, 61, sequence, run_of(*METHODS[0], StopRule(MAX_TOKENS)))),
         )

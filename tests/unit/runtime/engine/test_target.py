@@ -53,7 +53,7 @@ class Failing(TargetEngine):
 
 
 @pytest.mark.parametrize("place", ["after the forward pass", "after its commit"])
-def test_a_step_that_breaks_harms_nobody_else(folder: Path, plain: StockModel, place: str) -> None:
+def test_a_step_that_raises_does_not_affect_other_calls(folder: Path, plain: StockModel, place: str) -> None:
     """Three sequences in their second step, number 2 in the middle; the first is answered before the failure."""
     paged = make_paged(folder)
     engine: EngineThread[StepRequest] = EngineThread(TargetEngine(paged), "before")

@@ -156,7 +156,7 @@ def test_calls_that_wait_together_are_answered_by_one_pass(bench: Bench) -> None
     assert (bench.thread.num_passes, bench.thread.num_calls) == (2, 4)
 
 
-def test_a_call_of_many_passes_is_answered_once_and_holds_nobody_up(bench: Bench) -> None:
+def test_a_call_of_many_passes_is_answered_once_and_delays_no_other_call(bench: Bench) -> None:
     bench.script.passes = {1: 4}
     held = bench.hold()
     long, short = bench.submit(1), bench.submit(2)
@@ -165,7 +165,7 @@ def test_a_call_of_many_passes_is_answered_once_and_holds_nobody_up(bench: Bench
     assert bench.script.seen == [[100], [1, 2], [1], [1], [1]]
 
 
-def test_a_deadline_that_passes_in_the_queue_is_said_and_the_engine_never_asked(bench: Bench) -> None:
+def test_a_deadline_that_passes_in_the_queue_is_reported_without_calling_the_engine(bench: Bench) -> None:
     bench.hold()
     late = bench.submit(1, within_s=0.01)
     time.sleep(0.02)
@@ -272,7 +272,7 @@ def test_a_pass_that_breaks_refuses_the_culprit_alone(bench: Bench) -> None:
     assert bench.submit(4).token() == 4
 
 
-def test_a_reply_that_breaks_harms_nobody_else(bench: Bench) -> None:
+def test_a_reply_that_raises_does_not_affect_other_calls(bench: Bench) -> None:
     def broken(answer: Any) -> None:
         raise ConnectionError("the client is gone")
 

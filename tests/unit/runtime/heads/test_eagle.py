@@ -119,7 +119,7 @@ def test_features_that_do_not_reach_the_root_draft_nothing(eagle: Eagle) -> None
     assert answer.tree.num_nodes == 0
 
 
-def test_a_hole_keeps_its_positions_and_is_seen_by_nobody(eagle: Eagle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hole_keeps_its_positions_and_is_not_attended_to(eagle: Eagle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.heads.engines.eagle.MAX_FEATURE_ROWS", 6)
     engine = eagle.new_engine()
     ids, features = random_context(18, eagle.width, 3)
@@ -219,7 +219,7 @@ def test_two_holes_become_one(eagle: Eagle, monkeypatch: pytest.MonkeyPatch) -> 
     assert same_dynamic(answer, dynamic_tree(lambda path: eagle.log_q(ids, features, path, seen), 3, 4, 9))
 
 
-def test_numbers_that_are_none_harm_nobody(eagle: Eagle) -> None:
+def test_non_finite_features_are_refused(eagle: Eagle) -> None:
     """A block once written with them would carry them into other requests, masked or not."""
     engine = eagle.new_engine()
     ids, features = random_context(30, eagle.width)
@@ -237,7 +237,7 @@ def test_foreign_ids_are_refused(eagle: Eagle) -> None:
 
 
 @pytest.mark.parametrize("room", [{"max_nodes": 0}, {"max_depth": 0}])
-def test_without_room_nothing_is_drafted_and_nobody_is_harmed(eagle: Eagle, room: dict[str, int]) -> None:
+def test_call_without_room_drafts_nothing_and_does_not_affect_others(eagle: Eagle, room: dict[str, int]) -> None:
     ids, features = random_context(9, eagle.width)
     calls = [request(ids, features, choices=EAGLE_TREE, **room), request(ids, features, sequence_id=2, width=2)]
     none, some = draft(eagle.new_engine(), *calls)
@@ -261,7 +261,7 @@ def test_long_contexts_take_turns(eagle: Eagle, monkeypatch: pytest.MonkeyPatch)
     assert (engine.progress.num_passes, engine.progress.num_calls) == (3, 4)
 
 
-def test_a_pool_that_is_full_is_said_to_be(eagle: Eagle) -> None:
+def test_full_pool_is_reported(eagle: Eagle) -> None:
     engine = EagleEngine(eagle.head, memory_mb=1, block_tokens=512, native=eagle.native)
     ids, features = random_context(9, eagle.width)
     answers = [draft(engine, request(ids, features, sequence_id=n, width=2, salt=str(n)))[0] for n in range(1, 12)]

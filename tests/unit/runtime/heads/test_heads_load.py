@@ -150,7 +150,7 @@ def test_a_draft_vocabulary_that_cannot_be_is_refused(
         load("eagle3", tmp_path, target)
 
 
-def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, target: Path) -> None:
+def test_non_finite_weights_are_refused(tmp_path: Path, target: Path) -> None:
     make_head("redrafter", tmp_path)
     change(tmp_path, rnn_w__weight=torch.full((32, 32), torch.nan))
     with pytest.raises(ConfigError, match=r"rnn_w\.weight has numbers that are not finite"):
@@ -270,7 +270,7 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path, target: Path) -> No
 
 
 @pytest.mark.parametrize("accuracy", [[], [[0.5], [0.5, 0.1]], [[2.0]] * 4, [["a"]] * 4])
-def test_an_accuracy_that_is_none_is_refused(tmp_path: Path, target: Path, accuracy: Any) -> None:
+def test_an_invalid_accuracy_is_refused(tmp_path: Path, target: Path, accuracy: Any) -> None:
     make_head("medusa", tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"accuracy": accuracy}))
     with pytest.raises(ConfigError, match="accuracy must be lists"):

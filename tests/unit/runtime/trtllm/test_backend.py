@@ -125,7 +125,7 @@ def test_step_is_answered_with_what_was_accepted(client: Any, model: FakeModel) 
     assert client.status().num_calls == 1 and client.status().num_sequences == 1
 
 
-def test_delta_is_joined_and_an_unknown_one_said_so(client: Any, model: FakeModel) -> None:
+def test_delta_is_joined_and_an_unknown_sequence_is_reported(client: Any, model: FakeModel) -> None:
     ask(client, step(PROMPT))
     ask(client, step([*PROMPT, 3, 8], start=4))
     assert model.calls[1]["input_ids"] == [[*PROMPT, 3, 8]]

@@ -167,7 +167,7 @@ def test_answer_is_accepted_drafts_and_one_token_of_the_targets(new, path, next_
         ({"output_ids": np.array([[[1]]], np.int32)}, "not one beam"),
     ],
 )
-def test_answer_that_is_none_is_refused(given, expected):
+def test_invalid_answer_is_refused(given, expected):
     with pytest.raises(EngineError, match=expected):
         read_acceptance(given, [21, 22], CONTEXT, BACKEND)
 

@@ -265,7 +265,7 @@ def test_a_wide_request_is_refused_when_the_queue_is_full_and_those_before_it_st
     assert refused.num_runs == 0 and admission.close(1.0)
 
 
-def test_who_stood_behind_a_wide_request_that_gave_up_starts_at_once() -> None:
+def test_request_behind_an_abandoned_wide_request_starts_at_once() -> None:
     crowd, admission, gate = Crowd(), Admission(max_running=4, max_waiting=4), threading.Event()
     running, wide, small = Wide(crowd, 0, 1, gate), Wide(crowd, 1, 4, gate), Wide(crowd, 2, 1, gate)
     for request in (running, wide, small):

@@ -31,7 +31,7 @@ from tests.support.executor import (
 )
 
 
-def test_step_with_a_delta_that_nobody_knows_is_unknown(client: TrtllmClient[StepRequest]) -> None:
+def test_step_with_the_delta_of_an_unknown_sequence_is_refused(client: TrtllmClient[StepRequest]) -> None:
     context = Context(PROMPT)
     delta = delta_of(context, 4, 9, "")
     with pytest.raises(UnknownSequence):

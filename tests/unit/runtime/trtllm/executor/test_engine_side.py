@@ -224,7 +224,7 @@ def test_eight_at_once_share_the_executor_s_passes(start: Callable[..., Client],
         assert said(answer) == greedy[: len(said(answer))]
 
 
-def test_failure_while_nobody_waits_is_told_to_the_next_step(start: Callable[..., Client]) -> None:
+def test_failure_between_steps_is_reported_to_the_next_step(start: Callable[..., Client]) -> None:
     client = start("medusa")
     executor = standin(client)
     executor._iterate = _paused_after(executor, 1)
