@@ -117,7 +117,9 @@ class StepCosts:
         load: of the pass; if None, the other requests of the pass are assumed to be of recent average size.
         """
         with self._lock:
-            is_comparable = num_in_pass == self._plain_in_pass and not (load and (load.is_atypical or load.num_beside))
+            is_comparable = num_in_pass == self._plain_in_pass and not (
+                load and (load.is_atypical or load.num_in_separate_pass)
+            )
             if num_rows == 1 and self._plain_at and is_comparable:
                 # The quicker of two steps in a row, since something else may have held one up.
                 quicker_s = min(seconds, self._last_single_s or self._plain.value)
@@ -188,11 +190,12 @@ class StepCosts:
         num_steps: int = 1,
     ) -> None:
         """Enter the cost of equal steps. part: the share of a pass that they count as. Caller holds the lock."""
-        shows_others = not load or load.num_beside < load.num_steps  # otherwise most of them ran in another pass
+        # Otherwise most of them ran in another pass.
+        shows_others = not load or load.num_in_separate_pass < load.num_steps
         if shows_others:
             self._rows = self._rows.updated(load.mean_rows if load else num_rows, num_steps)
             self._tokens = self._tokens.updated(load.mean_tokens if load else num_tokens, num_steps)
-            num_requests = load.num_steps + load.num_beside if load else num_in_pass
+            num_requests = load.num_steps + load.num_in_separate_pass if load else num_in_pass
             self._others = self._others.updated(num_requests - 1, num_steps)
         all_rows = load.num_rows if load else num_rows + (num_in_pass - 1) * self._rows.value
         group, seconds, kv_s = bisect_left(GROUPS, all_rows), max(seconds, MIN_PASS_S), 0.0

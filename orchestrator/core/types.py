@@ -115,8 +115,8 @@ class PassLoad(NamedTuple):
     num_rows: rows of all calls. num_steps: steps that it completed. mean_rows, mean_tokens: rows and committed tokens
     of one of these steps, on average. is_atypical: its time is not that of a step, since it also read prompts or
     parts of them, or held only large drafts, apart from the other steps. num_kv_tokens: tokens of all contexts.
-    num_row_kv_tokens: tokens that each row attends to, summed over the rows. num_beside: requests whose steps ran in a
-    separate pass beside it, or waited for one.
+    num_row_kv_tokens: tokens that each row attends to, summed over the rows. num_in_separate_pass: requests whose steps
+    ran in a separate pass beside it, or waited for one.
     """
 
     num_rows: int
@@ -126,7 +126,7 @@ class PassLoad(NamedTuple):
     is_atypical: bool = False
     num_kv_tokens: int = 0
     num_row_kv_tokens: int = 0
-    num_beside: int = 0
+    num_in_separate_pass: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +140,8 @@ class Acceptance:
     top_ids, top_logprobs: (a + 1, n) int32 and float64, the n most probable tokens of each position, the best first.
     features: (r, width) float32, the hidden states of the positions from features_start on.
     queue_us, forward_us, verify_us: microseconds of waiting for the pass, of the forward pass, and of verification.
-    num_in_pass: requests that shared the pass or ran in a separate one beside it. num_beside: only the latter.
+    num_in_pass: requests that shared the pass or ran in a separate one beside it. num_in_separate_pass: only those that
+    ran in a separate one.
     load: what the pass computed; None outside the engine's process.
     num_cached_tokens: tokens of the context that were in the cache when the engine first saw the sequence.
     engine_speculation: only from an engine that drafts by itself.
@@ -163,7 +164,7 @@ class Acceptance:
     verify_us: int = 0
     node_top_ids: IdArray | None = None
     load: PassLoad | None = None
-    num_beside: int = 0
+    num_in_separate_pass: int = 0
 
     @property
     def is_atypical(self) -> bool:

@@ -92,7 +92,7 @@ class Rest(NamedTuple):
             self.in_passes_s + sum(pass_s(each) for each in acceptances),
             self.is_atypical or any(each.is_atypical for each in acceptances),
             self.num_in_pass or acceptances[0].num_in_pass,
-            self.is_apart or any(2 * each.num_beside >= each.num_in_pass for each in acceptances),
+            self.is_apart or any(2 * each.num_in_separate_pass >= each.num_in_pass for each in acceptances),
         )
 
 
@@ -179,7 +179,7 @@ class Meter:
         if self._ledger.pause:
             return self.observe_plain([acceptance])
         num_rows, step_s = tree.num_nodes + 1, self._step_costs.clock() - self._sent_s - 1e-6 * acceptance.queue_us
-        if acceptance.load or not acceptance.num_beside:  # otherwise it is unknown what the time was spent on
+        if acceptance.load or not acceptance.num_in_separate_pass:  # otherwise it is unknown what the time was spent on
             self._step_costs.observe(num_rows, acceptance.num_in_pass, acceptance.num_tokens, step_s, acceptance.load)
         if costs := self._cost_model():  # the mean cost of its size, since a single step may have been held up
             step_s = float(costs.seconds[num_rows - 1]) + self.draft_s

@@ -133,7 +133,7 @@ def pack_acceptance(acceptance: Acceptance) -> Tensors:
         forward_us=packed_us(acceptance.forward_us),
         verify_us=packed_us(acceptance.verify_us),
         num_in_pass=acceptance.num_in_pass,
-        num_beside=acceptance.num_beside,
+        num_beside=acceptance.num_in_separate_pass,
         num_cached_tokens=acceptance.num_cached_tokens,
     )
     if acceptance.target_tokens is not None:
@@ -174,5 +174,5 @@ def unpack_acceptance(tensors: Incoming, tree: TokenTree) -> Acceptance:
         scalar(tensors, "queue_us", 0),
         scalar(tensors, "verify_us", 0),
         table(tensors, "node_top_ids", np.int32, 2, tree.num_nodes + 1),
-        num_beside=scalar(tensors, "num_beside", 0),
+        num_in_separate_pass=scalar(tensors, "num_beside", 0),
     )

@@ -107,7 +107,7 @@ def answer_if_due(call: StepCall, at_s: float) -> None:
 
 def _steps(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], waited_s: float) -> list[Step]:
     """Return the steps that native code has run for a call. waited_s: how long the call waited for the first pass."""
-    request, steps, num_in_pass = call.request, list[Step](), loads[0].num_steps + loads[0].num_beside
+    request, steps, num_in_pass = call.request, list[Step](), loads[0].num_steps + loads[0].num_in_separate_pass
     assert isinstance(request, BurstRequest)
     queue_us, sources = int(1e6 * waited_s), request.sources  # of the first tree, unless native code drafted it
     for step, load in zip(decoded.steps, loads, strict=True):
@@ -121,7 +121,7 @@ def _steps(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], waited_
             num_in_pass=num_in_pass,
             num_cached_tokens=call.opened.num_cached,
             load=load,
-            num_beside=load.num_beside,
+            num_in_separate_pass=load.num_in_separate_pass,
         )
         if names and request.continuation.drafts:
             sources = tuple(map(request.continuation.drafts.source_of, names))

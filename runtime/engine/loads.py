@@ -11,7 +11,10 @@ from runtime.native.decoding import DecodedStep
 
 
 def load_of(
-    planned: Sequence[tuple[object, Segment]], results: Sequence[VerifyResult], is_atypical: bool, num_beside: int
+    planned: Sequence[tuple[object, Segment]],
+    results: Sequence[VerifyResult],
+    is_atypical: bool,
+    num_in_separate_pass: int,
 ) -> PassLoad:
     """Return the load of a pass over these segments; results: those of the steps that it completed."""
     segments = [segment for _, segment in planned]
@@ -25,11 +28,13 @@ def load_of(
         is_atypical,
         sum(segment.last for segment in segments),
         sum(map(_num_row_kv_tokens, segments)),
-        num_beside,
+        num_in_separate_pass,
     )
 
 
-def loads_of(passes: Iterable[Sequence[DecodedStep]], context_lens: list[int], num_beside: int) -> Iterator[PassLoad]:
+def loads_of(
+    passes: Iterable[Sequence[DecodedStep]], context_lens: list[int], num_in_separate_pass: int
+) -> Iterator[PassLoad]:
     """Yield the load of each pass of a burst, from the steps of all sequences. context_lens: before the first pass."""
     for steps in passes:
         rows, tokens = [step.draft.tree.num_nodes + 1 for step in steps], [len(step.path) + 1 for step in steps]
@@ -40,7 +45,7 @@ def loads_of(passes: Iterable[Sequence[DecodedStep]], context_lens: list[int], n
             sum(tokens) / len(steps),
             num_kv_tokens=sum(context_lens),
             num_row_kv_tokens=sum(count * length for count, length in zip(rows, context_lens, strict=True)),
-            num_beside=num_beside,
+            num_in_separate_pass=num_in_separate_pass,
         )
         context_lens = [length + more for length, more in zip(context_lens, tokens, strict=True)]
 

@@ -60,13 +60,13 @@ class ScheduledPass(Generic[Item]):
     """A pass to run now.
 
     limit_s: for how long native code may begin further steps; 0: one pass. is_atypical: it takes longer than a pass of
-    steps. num_beside: steps that do not share it. due: parts whose finished steps must be answered before it.
+    steps. num_in_separate_pass: steps that do not share it. due: parts whose finished steps must be answered before it.
     """
 
     parts: list[Part[Item]]
     limit_s: float = 0.0
     is_atypical: bool = False
-    num_beside: int = 0
+    num_in_separate_pass: int = 0
     due: list[Part[Item]] = field(default_factory=list)
 
 
@@ -111,27 +111,29 @@ class Scheduler:
         began_s = self._clock()
         if not self.delayed(short + long):
             due, short = _divided(short, began_s + self._long_pass_s)
-            yield ScheduledPass(long, is_atypical=True, num_beside=len(short), due=due)
+            yield ScheduledPass(long, is_atypical=True, num_in_separate_pass=len(short), due=due)
             self._owed_s = self._long_pass_s = self._clock() - began_s
         if not short:
             return
         began_s = self._clock()
         limit_s = self._owed_s if all(kind.is_long for kind in others) else 0.0
-        yield from self._short(short, limit_s, num_beside=sum(part.kind is Kind.LARGE for part in long))
+        yield from self._short(short, limit_s, num_in_separate_pass=sum(part.kind is Kind.LARGE for part in long))
         self._owed_s -= self._clock() - began_s
 
-    def _short(self, parts: list[Part[Item]], limit_s: float, num_beside: int = 0) -> Iterator[ScheduledPass[Item]]:
+    def _short(
+        self, parts: list[Part[Item]], limit_s: float, num_in_separate_pass: int = 0
+    ) -> Iterator[ScheduledPass[Item]]:
         native, python = ([part for part in parts if part.kind is kind] for kind in (Kind.NATIVE, Kind.PYTHON))
         if not python or len(native) < NATIVE_PER_STEP * len(python):
-            yield ScheduledPass(parts, limit_s, num_beside=num_beside)
+            yield ScheduledPass(parts, limit_s, num_in_separate_pass=num_in_separate_pass)
             return
         began_s = self._clock()
         due, native = _divided(native, began_s + self._python_pass_s)
-        yield ScheduledPass(python, num_beside=len(native) + num_beside, due=due)
+        yield ScheduledPass(python, num_in_separate_pass=len(native) + num_in_separate_pass, due=due)
         self._python_pass_s = self._clock() - began_s
         if native:
             limit_s = min(limit_s, self._python_pass_s)
-            yield ScheduledPass(native, limit_s, num_beside=len(python) + num_beside)
+            yield ScheduledPass(native, limit_s, num_in_separate_pass=len(python) + num_in_separate_pass)
 
 
 def _divided(parts: list[Part[Item]], at_s: float) -> tuple[list[Part[Item]], list[Part[Item]]]:

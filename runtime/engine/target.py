@@ -90,17 +90,21 @@ class TargetEngine(PagedEngine[StepRequest]):
         for each in self._scheduler.passes(parts, others):
             for part in each.due:
                 part.item[0].answer_finished()
-            self._run_pass([part.item for part in each.parts], each.limit_s, each.is_atypical, each.num_beside)
+            self._run_pass(
+                [part.item for part in each.parts], each.limit_s, each.is_atypical, each.num_in_separate_pass
+            )
 
-    def _run_pass(self, planned: Planned, limit_s: float, is_atypical: bool = False, num_beside: int = 0) -> None:
+    def _run_pass(
+        self, planned: Planned, limit_s: float, is_atypical: bool = False, num_in_separate_pass: int = 0
+    ) -> None:
         """Run a pass, or a burst until limit_s is over; answer the calls that are complete.
 
-        limit_s: 0 = one pass, after which every call that has nothing left to compute is answered. num_beside: calls
-        that have a separate pass beside this one.
+        limit_s: 0 = one pass, after which every call that has nothing left to compute is answered.
+        num_in_separate_pass: calls that have a separate pass beside this one.
         """
         began_s = time.monotonic()
         if decoded := self._decode(planned, limit_s):
-            self._note_burst(planned, decoded, began_s, limit_s > 0.0, num_beside)
+            self._note_burst(planned, decoded, began_s, limit_s > 0.0, num_in_separate_pass)
             return
         planned = [each for each in planned if not each[0].answer_finished()]
         if not planned:
@@ -128,7 +132,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         )
         forward_us, verify_us = _us(computed_s - began_s), _us(time.monotonic() - computed_s)
         features = self.paged.features([(call.opened, call.request.options) for call, _ in complete])
-        load = load_of(planned, results, is_atypical, num_beside)
+        load = load_of(planned, results, is_atypical, num_in_separate_pass)
         for (call, part), result, own in zip(complete, results, features, strict=True):
             answer = replace(
                 self._settle(call, part, result),
@@ -137,9 +141,9 @@ class TargetEngine(PagedEngine[StepRequest]):
                 queue_us=_us(began_s - call.arrived_s),
                 forward_us=forward_us,
                 verify_us=verify_us,
-                num_in_pass=len(planned) + num_beside,
+                num_in_pass=len(planned) + num_in_separate_pass,
                 load=load,
-                num_beside=num_beside,
+                num_in_separate_pass=num_in_separate_pass,
             )
             call.reply(answer)
 
@@ -176,7 +180,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         )
 
     def _note_burst(
-        self, planned: Planned, decoded: list[DecodedSteps], began_s: float, may_wait: bool, num_beside: int
+        self, planned: Planned, decoded: list[DecodedSteps], began_s: float, may_wait: bool, num_in_separate_pass: int
     ) -> None:
         """Note a burst. may_wait: calls may stay unanswered until their hold is over, so that the burst can resume."""
         self.progress.count(len(planned), num_passes=len(decoded[0].steps))
@@ -184,7 +188,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         context_lens = [
             segment.last - len(each.tokens) + 1 for (_, segment), each in zip(planned, decoded, strict=True)
         ]
-        loads = [*loads_of(zip(*(each.steps for each in decoded), strict=True), context_lens, num_beside)]
+        loads = [*loads_of(zip(*(each.steps for each in decoded), strict=True), context_lens, num_in_separate_pass)]
         now_s = time.monotonic()
         for (call, _), each in zip(planned, decoded, strict=True):
             call.opened.publish(len(call.opened.ids))

@@ -302,8 +302,8 @@ def test_requests_that_draft_under_load_are_measured_against_a_batch_of_plain_on
 
 def test_requests_with_a_pass_of_their_own_are_among_the_others_and_say_nothing_of_their_rows() -> None:
     costs = StepCosts(Clock())
-    most = PassLoad(num_rows=15, num_steps=15, mean_rows=1.0, mean_tokens=1.0, num_beside=1)
-    few = PassLoad(num_rows=9, num_steps=1, mean_rows=9.0, mean_tokens=3.0, num_beside=15)
+    most = PassLoad(num_rows=15, num_steps=15, mean_rows=1.0, mean_tokens=1.0, num_in_separate_pass=1)
+    few = PassLoad(num_rows=9, num_steps=1, mean_rows=9.0, mean_tokens=3.0, num_in_separate_pass=15)
     for _ in range(40):
         costs.observe_plain(16, 1.0, most)
         costs.observe(9, 16, 3, 1.0, few)
@@ -316,11 +316,11 @@ def test_where_it_is_not_known_what_a_pass_apart_computed_nothing_is_learnt_from
     costs = StepCosts(clock)
     costs.observe_plain(1, 1.0)
     meter = Meter(costs)
-    for num_beside in (0, 15, 15, 15):
+    for num_in_separate_pass in (0, 15, 15, 15):
         meter.begin(1)
         meter.end(Proposal.empty())
         clock.now_s += 9.0
-        meter.observe(TokenTree.bare(), Acceptance((), 1, num_in_pass=16, num_beside=num_beside))
+        meter.observe(TokenTree.bare(), Acceptance((), 1, num_in_pass=16, num_in_separate_pass=num_in_separate_pass))
     model = costs.cost_model()
     assert model and (model.seconds[0], model.others_tokens) == (pytest.approx(1.0), 0.0)
 
@@ -337,7 +337,7 @@ def test_a_rest_of_which_a_step_had_a_pass_apart_from_most_others_is_not_measure
         meter.end(Proposal.empty())
         clock.now_s += 50.0
         for number in range(4):
-            meter.observe(TokenTree.bare(), Acceptance((), 1, num_in_pass=4, num_beside=3 * (number == 1)))
+            meter.observe(TokenTree.bare(), Acceptance((), 1, num_in_pass=4, num_in_separate_pass=3 * (number == 1)))
     model = costs.cost_model()
     assert model and model.seconds[0] == pytest.approx(1.0)
 

@@ -125,7 +125,7 @@ def acceptances(draw: st.DrawFn) -> tuple[TokenTree, Acceptance]:
         features_start=draw(st.integers(0, 1000)) if rows else 0,
         forward_us=draw(st.integers(0, 10**9)),
         num_in_pass=draw(st.integers(1, 500)),
-        num_beside=draw(st.integers(0, 500)),
+        num_in_separate_pass=draw(st.integers(0, 500)),
         num_cached_tokens=draw(st.integers(0, 10**6)),
         engine_speculation=None if path else draw(st.one_of(st.none(), engine_results)),
         node_top_ids=draw(st.sampled_from([None, np.arange(2 * tree.num_nodes + 2, dtype=np.int32).reshape(-1, 2)])),

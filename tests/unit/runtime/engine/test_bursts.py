@@ -226,7 +226,7 @@ def test_a_step_that_python_decides_has_a_pass_of_its_own_beside_three_others(
     assert engine.progress.num_passes == num_passes + 2
     answer = few.answers[1]
     assert isinstance(answer, Acceptance) and answer.load and not answer.is_atypical
-    assert (answer.num_in_pass, answer.load.num_steps, answer.load.num_beside) == (4, 1, 3)
+    assert (answer.num_in_pass, answer.load.num_steps, answer.load.num_in_separate_pass) == (4, 1, 3)
     finished = calls[0].finished
     assert finished and [step.acceptance.num_in_pass for step in finished.steps] == [3, 4]
     for call, other in zip(calls, others, strict=True):

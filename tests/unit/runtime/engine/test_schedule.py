@@ -51,14 +51,14 @@ def test_all_parts_share_one_pass_of_torch(parts: list[Part[str]]) -> None:
     engine = Engine(is_separate=False)
     for _ in range(2):
         (only,) = engine.run(parts)
-        assert only.parts == parts and only.limit_s == only.num_beside == 0 and not only.due
+        assert only.parts == parts and only.limit_s == only.num_in_separate_pass == 0 and not only.due
         assert only.is_atypical == (PROMPT in parts) and not engine.scheduler.delayed(parts)
 
 
 def test_long_parts_run_first_in_a_pass_of_their_own(engine: Engine) -> None:
     long, short = engine.run([NATIVE, PROMPT, LARGE, PYTHON])
-    assert (long.parts, long.is_atypical, long.limit_s, long.num_beside) == ([PROMPT, LARGE], True, 0.0, 2)
-    assert (short.parts, short.is_atypical, short.num_beside) == (
+    assert (long.parts, long.is_atypical, long.limit_s, long.num_in_separate_pass) == ([PROMPT, LARGE], True, 0.0, 2)
+    assert (short.parts, short.is_atypical, short.num_in_separate_pass) == (
         [NATIVE, PYTHON],
         False,
         1,
@@ -82,7 +82,7 @@ def test_large_drafts_wait_until_short_steps_have_had_the_time_of_a_long_pass(
     while left_s > 0.0:
         assert engine.scheduler.delayed([LARGE, NATIVE]) == [LARGE]
         (short,) = engine.run([LARGE, NATIVE])
-        assert (short.parts, short.limit_s, short.num_beside) == ([NATIVE], left_s, 1)
+        assert (short.parts, short.limit_s, short.num_in_separate_pass) == ([NATIVE], left_s, 1)
         left_s -= STEP_S
     assert not engine.scheduler.delayed([LARGE, NATIVE])
     assert parts_of(engine.run([LARGE, NATIVE])) == [[LARGE], [NATIVE]]
@@ -109,8 +109,8 @@ def test_large_drafts_do_not_wait_where_there_is_no_short_step(engine: Engine) -
 def test_steps_that_python_decides_have_a_pass_of_their_own_beside_many_of_native_code(engine: Engine) -> None:
     parts = natives(NATIVE_PER_STEP)
     python, native = engine.run([*parts, PYTHON])
-    assert (python.parts, python.limit_s, python.num_beside) == ([PYTHON], 0.0, NATIVE_PER_STEP)
-    assert (native.parts, native.limit_s, native.num_beside) == (parts, STEP_S, 1)
+    assert (python.parts, python.limit_s, python.num_in_separate_pass) == ([PYTHON], 0.0, NATIVE_PER_STEP)
+    assert (native.parts, native.limit_s, native.num_in_separate_pass) == (parts, STEP_S, 1)
 
 
 def test_steps_share_a_pass_with_too_many_that_python_decides(engine: Engine) -> None:
@@ -121,7 +121,11 @@ def test_steps_share_a_pass_with_too_many_that_python_decides(engine: Engine) ->
 
 def test_every_pass_counts_the_steps_of_the_others(engine: Engine) -> None:
     large, python, native = engine.run([LARGE, *natives(NATIVE_PER_STEP), PYTHON])
-    assert [large.num_beside, python.num_beside, native.num_beside] == [NATIVE_PER_STEP + 1, NATIVE_PER_STEP + 1, 2]
+    assert [large.num_in_separate_pass, python.num_in_separate_pass, native.num_in_separate_pass] == [
+        NATIVE_PER_STEP + 1,
+        NATIVE_PER_STEP + 1,
+        2,
+    ]
 
 
 def test_steps_beside_two_other_passes_go_on_for_the_shorter_of_both_times(engine: Engine) -> None:
@@ -135,7 +139,7 @@ def test_steps_are_answered_before_a_long_pass_that_would_last_beyond_their_hold
     engine.run([PROMPT, NATIVE])
     due, other = finished(Kind.NATIVE, engine.now_s + LONG_S), finished(Kind.PYTHON, engine.now_s + LONG_S + 1.0)
     long, short = engine.run([PROMPT, due, other])
-    assert (long.due, long.num_beside, short.parts, short.due) == ([due], 1, [other], [])
+    assert (long.due, long.num_in_separate_pass, short.parts, short.due) == ([due], 1, [other], [])
     (only,) = engine.run([PROMPT, due])
     assert only.due == [due]
 
@@ -145,7 +149,7 @@ def test_steps_are_answered_before_a_pass_of_python_that_would_last_beyond_their
     engine.run([*parts, PYTHON])
     due, other = finished(Kind.NATIVE, engine.now_s + STEP_S), finished(Kind.NATIVE, engine.now_s + STEP_S + 1.0)
     python, native = engine.run([due, other, *parts[2:], PYTHON])
-    assert (python.due, python.num_beside, native.parts) == ([due], NATIVE_PER_STEP - 1, [other, *parts[2:]])
+    assert (python.due, python.num_in_separate_pass, native.parts) == ([due], NATIVE_PER_STEP - 1, [other, *parts[2:]])
     assert parts_of(engine.run([*[due] * NATIVE_PER_STEP, PYTHON])) == [[PYTHON]]
 
 
