@@ -11,7 +11,7 @@ import contextlib
 import functools
 import json
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from gateway.metrics import Metrics
 from gateway.replicas import FULL_PAUSE_S, InFlight, Replica, Replicas
 from gateway.routing import affinity_key
 from gateway.settings import Settings
-from gateway.triton import Full, Lost, Refused, ReplicaError, Stopping
+from gateway.triton import Full, Late, Lost, Refused, ReplicaError, Stopping
 
 #: The finish reason of requests on a replica that stops; the client did not cancel, so another replica continues.
 CANCELLED = "cancelled"
@@ -67,7 +67,7 @@ class Refusal(BadRequest):
 class Attempts:
     """The attempts since a request last got a token.
 
-    num_failed: those that failed although the replica was neither full nor stopping.
+    num_failed: those that failed although the replica was neither full nor stopping nor late.
     since_s: when the request began to wait for a replica; time in which a replica was silent does not count.
     """
 
@@ -80,7 +80,7 @@ class Attempts:
         """Return the attempts with one more that failed."""
         if isinstance(error, Full | Stopping):
             return replace(self, tried=(*self.tried, replica), error=error)
-        return Attempts((*self.tried, replica), self.num_failed + 1, error)
+        return Attempts((*self.tried, replica), self.num_failed + (not isinstance(error, Late)), error)
 
 
 @dataclass
@@ -120,7 +120,7 @@ class Generation:
             num_before, began_s = len(self.ids), time.monotonic()
             try:
                 with replica.running() as request:
-                    async with contextlib.aclosing(self._from(replica, request)) as deltas:
+                    async with contextlib.aclosing(self._from(replica, request, attempts.tried)) as deltas:
                         async for delta in deltas:
                             yield delta
                             if delta.finish_reason:
@@ -134,10 +134,12 @@ class Generation:
                 self.metrics.failovers.labels(reason=error.reason).inc()
                 attempts = (attempts if len(self.ids) == num_before else Attempts()).with_failure(replica, error)
 
-    async def _from(self, replica: Replica, request: InFlight) -> AsyncGenerator[Delta, None]:
+    async def _from(
+        self, replica: Replica, request: InFlight, tried: Collection[Replica]
+    ) -> AsyncGenerator[Delta, None]:
         """Yield what the responses of one replica add; raises ReplicaError."""
         limits = (self.settings.first_limit_s, self.settings.silence_limit_s)
-        last_sign_s = functools.partial(replica.last_sign_s, request)
+        last_sign_s = functools.partial(self.replicas.last_sign_s, replica, request, tried, self._priority)
         stream = replica.client.stream(self._inputs(), *limits, self.request_id, last_sign_s)
         async with contextlib.aclosing(stream) as responses:
             async for outputs in responses:

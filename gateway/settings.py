@@ -70,7 +70,7 @@ class Settings(BaseModel):
     max_sequences: int = Field(32, ge=1, le=1024, description="most sequences of one request: prompts × n")
     request_timeout_s: float = Field(600, gt=0, le=86_400, description="deadline of a request")
     first_limit_s: float = Field(
-        60, gt=0, description="longest wait for a replica's first response, its queue included"
+        60, gt=0, description="longest wait for a replica's first response, its queue included, if there is another"
     )
     silence_limit_s: float = Field(
         15, gt=0, description="longest pause between two responses before another replica takes over"

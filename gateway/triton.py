@@ -164,25 +164,25 @@ class TritonClient:
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Send one request; yield the outputs of each response. Leaving the iterator cancels the request.
 
-        last_sign_s: when the process that serves the request last sent any response; this request's next response is
-        awaited until `silence_limit_s` after that time.
+        last_sign_s: when there last was a reason to wait for the request's next response; it is awaited until
+        `first_limit_s` after that time, and once there was a response, until `silence_limit_s` after it.
 
         Raises ReplicaError: Late if sending the request or its first response takes longer than `first_limit_s`, or if
         the request goes on after its deadline; Silent if a later response takes longer than `silence_limit_s`.
         """
         call = self._stub.ModelStreamInfer(metadata=_METADATA, timeout=inputs["timeout_ms"] / 1000 + GRACE_S)
-        limit_s, sign_s = first_limit_s, _never
+        limit_s = first_limit_s
         too_long: type[ReplicaError] = Late
         is_over = False
         try:
             async with asyncio.timeout(limit_s):
                 await _send(call, to_request(inputs, request_id))
-            while (message := await _read(call, limit_s, sign_s)) is not grpc.aio.EOF:
+            while (message := await _read(call, limit_s, last_sign_s)) is not grpc.aio.EOF:
                 if message.error_message:
                     is_over = True
                     raise _error(grpc.StatusCode.UNKNOWN, message.error_message)
                 if message.infer_response.outputs:
-                    limit_s, sign_s, too_long = silence_limit_s, last_sign_s, Silent
+                    limit_s, too_long = silence_limit_s, Silent
                     outputs = to_outputs(message.infer_response)
                     is_over = bool(outputs.get("finish_reason"))
                     yield outputs

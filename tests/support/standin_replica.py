@@ -36,7 +36,8 @@ def text_of(seed: int, num_tokens: int) -> str:
 class Fault:
     """What a replica does after `after` tokens of a stream: end with a status or without one, or fall silent.
 
-    pause_s: if not 0, it is silent for this long and then goes on, as a preempted sequence does.
+    pause_s: if not 0, it is silent for this long and then goes on, as a preempted sequence does. delay_s: if not 0, it
+    is silent for this long and then ends, as one that waits in a queue in vain.
     """
 
     after: int
@@ -44,6 +45,7 @@ class Fault:
     message: str = "gone"
     is_silent: bool = False
     pause_s: float = 0.0
+    delay_s: float = 0.0
 
 
 @dataclass
@@ -95,7 +97,7 @@ class StandInReplica(service_pb2_grpc.GRPCInferenceServiceServicer):
         begun, total = len(inputs.get("generated_ids", [])), inputs["max_tokens"][0]
         for position in range(begun, total):
             if fault and position - begun == fault.after:
-                await asyncio.sleep(60 if fault.is_silent else fault.pause_s)
+                await asyncio.sleep(60 if fault.is_silent else fault.pause_s or fault.delay_s)
                 if not fault.pause_s:
                     if fault.code is not None:
                         await context.abort(fault.code, fault.message)

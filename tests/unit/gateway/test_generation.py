@@ -14,7 +14,7 @@ from gateway.generation import MAX_TRIES, Attempts, Generation, Refusal
 from gateway.metrics import Metrics
 from gateway.replicas import Replica, Replicas
 from gateway.settings import Settings
-from gateway.triton import ReplicaError, Stopping
+from gateway.triton import Late, ReplicaError, Stopping
 from tests.support.standin_replica import Fault, StandInReplica, text_of
 
 pytestmark = pytest.mark.unit
@@ -99,7 +99,7 @@ def test_text_goes_on_where_a_replica_stopped(kind: str) -> None:
 
 def test_a_long_silence_leaves_time_for_another_replica() -> None:
     async def test(made: list[StandInReplica], replicas: Replicas) -> None:
-        break_both(made, Fault(0, is_silent=True), Fault(3, is_silent=True))
+        made[0].faults = made[1].faults = [Fault(0, is_silent=True), Fault(3, is_silent=True)]
         assert await text(generation(replicas)) == text_of(SEED, LENGTH)
 
     run(test, recovery_limit_s=2, first_limit_s=2.5, silence_limit_s=2.5)
@@ -293,10 +293,10 @@ def test_a_draining_replica_is_not_a_failure_of_the_request() -> None:
     run(test, num_replicas=1, recovery_limit_s=1)
 
 
-def test_refusals_of_a_draining_replica_use_up_no_tries() -> None:
+def test_refusals_of_a_draining_replica_and_a_late_response_use_up_no_tries() -> None:
     failure = Fault(0, grpc.StatusCode.INTERNAL, "boom")
     attempts = Attempts()
-    for error in [Stopping(DRAINING.message)] * MAX_TRIES + [ReplicaError(failure.message)]:
+    for error in [Stopping(DRAINING.message), Late("no response")] * MAX_TRIES + [ReplicaError(failure.message)]:
         attempts = attempts.with_failure(Replica("a:1", None), error)
     assert attempts.num_failed == 1
 

@@ -106,16 +106,41 @@ def test_a_stream_of_a_dead_process_is_moved_though_the_new_process_answers() ->
     run(test, num_replicas=1)
 
 
-def test_a_late_first_response_ejects_nobody() -> None:
+def test_a_late_first_response_moves_the_request_once_and_ejects_nobody() -> None:
+    """On the second replica it waits: it would go from one queue's end to the other's forever."""
+
     async def test(made: list[StandInReplica], replicas: Replicas) -> None:
-        made[0].faults = [Fault(0, is_silent=True)]
-        metrics, (replica,) = Metrics(), replicas.all.values()
-        first = asyncio.create_task(text(generation(replicas, metrics)))
-        while len(made[0].requests) < 2:
-            assert replica.is_usable
-            await asyncio.sleep(0.01)
-        assert await first == text_of(SEED, LENGTH)
+        made[0].faults = made[1].faults = [Fault(0, is_silent=True), Fault(0, pause_s=1.5)]
+        metrics = Metrics()
+        assert await text(generation(replicas, metrics)) == text_of(SEED, LENGTH)
+        assert [len(replica.requests) for replica in made] == [1, 1]
         assert metrics.failovers.labels(reason="late")._value.get() == 1
+        assert all(replica.ejected_s == -math.inf for replica in replicas.all.values())
+
+    run(test)
+
+
+def test_a_request_in_the_queue_of_the_only_replica_keeps_its_place() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        made[0].faults = [Fault(0, pause_s=1.5)]
+        assert await text(generation(replicas)) == text_of(SEED, LENGTH)
+        assert len(made[0].requests) == 1
+
+    run(test, num_replicas=1, first_limit_s=0.2)
+
+
+def test_a_request_that_an_outage_lost_before_its_first_response_is_sent_again() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        (replica,) = replicas.all.values()
+        made[0].faults = [Fault(0, is_silent=True)]
+        lost = asyncio.create_task(text(generation(replicas)))
+        while not made[0].requests:
+            await asyncio.sleep(0.01)
+        made[0].is_up = False
+        while replica.is_ready:
+            await asyncio.sleep(0.01)
+        made[0].is_up = True
+        assert await lost == text_of(SEED, LENGTH) and len(made[0].requests) == 2
 
     run(test, num_replicas=1)
 
