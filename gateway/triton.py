@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import re
 import struct
@@ -54,19 +55,13 @@ _OPTIONS = [
 #: With this header Triton ends a stream with the status of its error; without it, an error is only a text.
 _METADATA = (("triton_grpc_error", "true"),)
 
-#: Error texts of a healthy server that cannot take the request now.
-FULL = ("max_running", "pool full", "too long to compile", "until its deadline")
-#: What the error text of a server whose queue is full contains; if the server limits requests by salt, it also contains
-#: OF_SALT, and requests of another salt may still be accepted. The other texts of FULL concern one request alone: its
-#: guide, its deadline, its size.
-FULL_QUEUE, OF_SALT = "max_waiting", "max_running_per_salt"
 #: How Triton's message about a dead process begins.
 _DEAD_PROCESS = re.compile(
     r"(Failed to process the request\(s\) for model instance '[\w-]+', message: )?Stub process\b"
 )
 _RETRY_AFTER = re.compile(r"try again in (\d{1,6}) s\b")
-#: Error texts of a server that takes no new requests because it drains or stops; the last one is Triton's own.
-STOPPING = ("server is draining", "server stops", "Server is stopping")
+#: What Triton itself says when it stops.
+_STOPPING = "Server is stopping"
 #: The server ends a text at its deadline; we wait this much longer for its last response.
 GRACE_S = 5.0
 #: How long the end of a stream is awaited after its last response.
@@ -93,11 +88,11 @@ class Full(ReplicaError):
 
     reason = "unavailable"
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, is_for_all: bool = True) -> None:
         super().__init__(message)
         hint = _RETRY_AFTER.search(message)
         self.retry_after_s = int(hint[1]) if hint else 1
-        self.is_for_all = FULL_QUEUE in message and OF_SALT not in message
+        self.is_for_all = is_for_all
 
 
 class Stopping(ReplicaError):
@@ -124,6 +119,14 @@ class Silent(ReplicaError):
     reason = "silent"
 
 
+#: What the first word of an UNAVAILABLE means (docs/protocol.md, Errors): full_for_salt and busy concern some requests
+#: alone. A text without such a code is not from a server that works.
+BY_CODE: dict[str, Callable[[str], ReplicaError]] = {
+    "full": Full,
+    "full_for_salt": functools.partial(Full, is_for_all=False),
+    "busy": functools.partial(Full, is_for_all=False),
+    "draining": Stopping,
+}
 _ERRORS: dict[grpc.StatusCode, type[ReplicaError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: Refused,
     grpc.StatusCode.CANCELLED: Lost,
@@ -242,9 +245,10 @@ def _error(code: grpc.StatusCode, message: str) -> ReplicaError:
 
 
 def _unavailable(message: str) -> ReplicaError:
-    if any(words in message for words in FULL):
-        return Full(message)
-    return Stopping(message) if any(words in message for words in STOPPING) else Lost(message or "UNAVAILABLE")
+    code, _, text = message.partition(": ")
+    if text and code in BY_CODE:
+        return BY_CODE[code](text)
+    return Stopping(message) if _STOPPING in message else Lost(message or "UNAVAILABLE")
 
 
 def to_request(inputs: Mapping[str, Any], request_id: str = "") -> service_pb2.ModelInferRequest:

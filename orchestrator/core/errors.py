@@ -4,6 +4,9 @@ ServingError
 ├── ConfigError          a deployment's file or environment is wrong (launcher: exit 2)
 ├── RequestError         a request is wrong (the client must correct it)
 ├── Unavailable          the request is valid, but the server cannot take it now
+│   ├── QueueFull        because its queue is full
+│   │   └── SaltQueueFull  for requests of this cache_salt; there may be room for others
+│   └── Draining         because it takes no new requests: it drains, or is shutting down
 ├── Unwanted             nobody is waiting for the answer any more: the client has gone
 ├── UnknownSequence      an engine lacks the tokens before `context_start` (the loop resends them)
 └── EngineError          an engine failed, or its answer breaks the protocol
@@ -31,7 +34,27 @@ class RequestError(ServingError):
 
 
 class Unavailable(ServingError):
-    """The server cannot take the request now."""
+    """The server cannot take the request now. code: how a client's error begins (docs/protocol.md, Errors)."""
+
+    code = "busy"
+
+
+class QueueFull(Unavailable):
+    """The server's queue is full."""
+
+    code = "full"
+
+
+class SaltQueueFull(QueueFull):
+    """The server's queue is full for requests of this cache_salt; there may be room for others."""
+
+    code = "full_for_salt"
+
+
+class Draining(Unavailable):
+    """The server takes no new requests, because it drains or is shutting down."""
+
+    code = "draining"
 
 
 class Unwanted(ServingError):
@@ -48,6 +71,11 @@ class EngineError(ServingError):
 
 class EngineLost(EngineError):
     """Triton cannot reach the engine; it may be back in a few seconds."""
+
+
+def public_text(error: ServingError) -> str:
+    """Return the text of an error as a client gets it: that of an Unavailable begins with its code."""
+    return f"{error.code}: {error}" if isinstance(error, Unavailable) else str(error)
 
 
 def shown(value: object) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from orchestrator.core.errors import EngineLost, ServingError, Unavailable, Unwanted
+from orchestrator.core.errors import EngineLost, ServingError, Unavailable, Unwanted, public_text
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.generation.loop import SequenceState, Steps, generate
 from orchestrator.generation.responses import ResponseMerger, Responses, Send
@@ -156,4 +156,4 @@ def send_error(sender: Any, error: Exception) -> None:
         log.error("a request failed", exc_info=error)
         error = ServingError("internal error; the server's log has the cause")
     # Together with the flag: unary gRPC reports OK for an error whose flag comes after it.
-    pb.send_error(sender, str(error), error)
+    pb.send_error(sender, public_text(error), error)

@@ -20,8 +20,10 @@ from tests.support.standin_replica import Fault, StandInReplica, text_of
 pytestmark = pytest.mark.unit
 
 SEED, LENGTH = 3, 12
-FULL = Fault(0, grpc.StatusCode.UNAVAILABLE, "32 requests run and 64 wait; try again later (max_running, max_waiting)")
-OF_SALT = "32 requests run and 64 wait; try again in 3 s (max_running, max_waiting, max_running_per_salt in the deployment file)"
+FULL = Fault(
+    0, grpc.StatusCode.UNAVAILABLE, "full: 32 requests run and 64 wait; try again later (max_running, max_waiting)"
+)
+OF_SALT = "full_for_salt: 32 requests run and 64 wait; try again in 3 s (max_running, max_waiting, max_running_per_salt in the deployment file)"
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +83,7 @@ GONE = {
         "Failed to process the request(s) for model instance 'speculative_0_0', message: Stub process "
         "'speculative_0_0' is not healthy.",
     ),
-    "shutdown": Fault(4, grpc.StatusCode.UNAVAILABLE, "the server stops"),
+    "shutdown": Fault(4, grpc.StatusCode.UNAVAILABLE, "draining: the server is shutting down"),
 }
 
 
@@ -131,9 +133,11 @@ def test_a_request_that_is_wrong_is_not_tried_again_whatever_it_quotes(words: st
 @pytest.mark.parametrize(
     "message",
     [
-        "other guides take too long to compile; try again later (input guided_decoding_guide)",
-        "the request waited until its deadline",
-        "KV pool full: 9 blocks needed, 3 of 64 available (kv_memory_mb in the deployment file)",
+        "busy: other guides take too long to compile; try again later (input guided_decoding_guide)",
+        "busy: the request waited until its deadline",
+        "busy: the server can start no further thread; try again in a second",
+        "busy: a sequence did not end by the request's deadline",
+        "busy: sequence 7 has a call under way",
     ],
 )
 def test_what_keeps_out_one_request_keeps_out_no_other(message: str) -> None:
@@ -168,7 +172,7 @@ def test_a_refusal_passes_on_when_to_come_again() -> None:
             Fault(
                 0,
                 grpc.StatusCode.UNAVAILABLE,
-                "32 requests run and 64 wait; try again in 7 s (max_running, max_waiting)",
+                "full: 32 requests run and 64 wait; try again in 7 s (max_running, max_waiting)",
             )
         ]
         with pytest.raises(Busy) as refused:
@@ -280,7 +284,9 @@ def test_leaving_a_stream_cancels_it() -> None:
     run(test, num_replicas=1, silence_limit_s=20)
 
 
-DRAINING = Fault(0, message="the server is draining: send the request to another replica, or again in a second")
+DRAINING = Fault(
+    0, message="draining: the server is draining: send the request to another replica, or again in a second"
+)
 
 
 def test_a_draining_replica_is_not_a_failure_of_the_request() -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.triton import FULL, Full
+from gateway.triton import Full
+from orchestrator.core.errors import public_text
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.triton import admission as module
-from orchestrator.triton.admission import Admission, ServiceRate, full_text
+from orchestrator.triton.admission import Admission, ServiceRate, queue_full
 from orchestrator.triton.places import SharedPlaces, Taking
 from tests.support.hanging import WAIT_S, until
 
@@ -601,9 +602,9 @@ def test_a_waiting_request_that_could_never_begin_any_more_is_given_up() -> None
 
 def test_a_refusal_tells_whether_another_salt_may_have_room() -> None:
     config = ServingConfig(target="t", max_running=2, max_waiting=3)
-    assert full_text(config, 4) == (
-        "2 requests run and 3 wait; try again in 4 s (max_running, max_waiting in the deployment file)"
+    assert public_text(queue_full(config, 4)) == (
+        "full: 2 requests run and 3 wait; try again in 4 s (max_running, max_waiting in the deployment file)"
     )
-    shared = full_text(config.model_copy(update={"max_running_per_salt": 1}), 4)
-    assert not Full(shared).is_for_all and Full(full_text(config, 4)).is_for_all
-    assert Full(shared).retry_after_s == 4 and any(words in shared for words in FULL)
+    shared = queue_full(config.model_copy(update={"max_running_per_salt": 1}), 4)
+    assert public_text(shared).startswith("full_for_salt: ")
+    assert Full(str(shared)).retry_after_s == 4
