@@ -20,7 +20,7 @@ from gateway.metrics import Metrics
 from gateway.replicas import FULL_PAUSE_S, InFlight, Replica, Replicas
 from gateway.routing import affinity_key
 from gateway.settings import Settings
-from gateway.triton import Full, Late, Lost, Refused, ReplicaError, Stopping
+from gateway.triton import Full, Late, Lost, Refused, ReplicaError, Silent, Stopping
 
 #: The finish reason of requests on a replica that stops; the client did not cancel, so another replica continues.
 CANCELLED = "cancelled"
@@ -131,8 +131,13 @@ class Generation:
                 raise Refusal(str(error)) from None
             except ReplicaError as error:
                 self.replicas.report(replica, error, began_s, self._priority)
-                self.metrics.failovers.labels(reason=error.reason).inc()
+                self._count(error, has_begun=len(self.ids) > num_before)
                 attempts = (attempts if len(self.ids) == num_before else Attempts()).with_failure(replica, error)
+
+    def _count(self, error: ReplicaError, has_begun: bool) -> None:
+        """Count a text that a replica had begun, or a replica that was lost, as a failover; else that it refused."""
+        is_failover = has_begun or isinstance(error, Lost | Silent | Stopping)
+        (self.metrics.failovers if is_failover else self.metrics.refusals).labels(reason=error.reason).inc()
 
     async def _from(
         self, replica: Replica, request: InFlight, tried: Collection[Replica]

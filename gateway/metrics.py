@@ -49,7 +49,13 @@ class Metrics:
             "spec_gateway_spec_decode_num_accepted_tokens", "Accepted draft tokens", registry=self.registry
         )
         self.failovers = Counter(
-            "spec_gateway_failovers", "Streams that a replica lost or refused", ["reason"], registry=self.registry
+            "spec_gateway_failovers", "Streams that a replica lost", ["reason"], registry=self.registry
+        )
+        self.refusals = Counter(
+            "spec_gateway_refusals",
+            "Times that a replica refused a request, or did not begin it",
+            ["reason"],
+            registry=self.registry,
         )
 
 

@@ -86,7 +86,7 @@ class Full(ReplicaError):
     retry_after_s: in how many seconds it may take one. is_for_all: it would refuse every other request, too.
     """
 
-    reason = "unavailable"
+    reason = "full"
 
     def __init__(self, message: str, is_for_all: bool = True) -> None:
         super().__init__(message)
@@ -98,7 +98,7 @@ class Full(ReplicaError):
 class Stopping(ReplicaError):
     """The replica drains or stops: it is healthy, but takes no new request and may not finish a running one."""
 
-    reason = "unavailable"
+    reason = "draining"
 
 
 class Lost(ReplicaError):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 
 import grpc
 import pytest
+from prometheus_client import Counter
 
 from gateway import triton
 from gateway.errors import ApiError, Busy, Failed, Unavailable
@@ -164,6 +165,36 @@ def test_a_new_request_is_refused_when_all_are_full_and_served_when_one_is_not()
         assert await text(generation(replicas)) == text_of(SEED, LENGTH)
 
     run(test)
+
+
+def counts(counter: Counter) -> dict[str, float]:
+    """Return {reason: number} of the reasons that were counted."""
+    samples = next(iter(counter.collect())).samples
+    return {sample.labels["reason"]: sample.value for sample in samples if sample.value}
+
+
+def test_overload_is_no_failover() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        metrics = Metrics()
+        for _ in range(3):
+            made[0].faults = [FULL]
+            replicas.all[made[0].address].resting_until_s, replicas.all[made[0].address].is_full = 0.0, False
+            with pytest.raises(Busy):
+                await text(generation(replicas, metrics))
+        assert (counts(metrics.failovers), counts(metrics.refusals)) == ({}, {"full": 3})
+
+    run(test, num_replicas=1)
+
+
+def test_a_text_that_moves_is_one_failover_however_often_it_is_refused_then() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        metrics = Metrics()
+        made[0].faults = [GONE["internal"], FULL, FULL, DRAINING]
+        assert await text(generation(replicas, metrics)) == text_of(SEED, LENGTH)
+        assert counts(metrics.failovers) == {"failed": 1, "draining": 1}
+        assert counts(metrics.refusals) == {"full": 2}
+
+    run(test, num_replicas=1)
 
 
 def test_a_refusal_passes_on_when_to_come_again() -> None:

@@ -114,7 +114,7 @@ def test_a_late_first_response_moves_the_request_once_and_ejects_nobody() -> Non
         metrics = Metrics()
         assert await text(generation(replicas, metrics)) == text_of(SEED, LENGTH)
         assert [len(replica.requests) for replica in made] == [1, 1]
-        assert metrics.failovers.labels(reason="late")._value.get() == 1
+        assert metrics.refusals.labels(reason="late")._value.get() == 1
         assert all(replica.ejected_s == -math.inf for replica in replicas.all.values())
 
     run(test)
