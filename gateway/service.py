@@ -95,7 +95,7 @@ class Gateway:
             for prompt in prompts
             for index in range(fields.n)
         ]
-        options = fields.num_top, fields.return_token_ids, fields.return_steps
+        options = fields.num_top, fields.return_token_ids, fields.return_steps, "draft_text" in inputs
         response_format = format_class(self.checkpoint, inputs["seed"], *options)
         repeated = [text for text in echo for _ in range(fields.n)]
         return Job(sequences, response_format, self.metrics, fields.n, repeated, fields.stream_options.include_usage)

@@ -142,6 +142,22 @@ def test_a_prompt_that_is_too_long_for_the_target_has_openais_code(
     assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
 
 
+def test_only_a_prediction_has_accepted_and_rejected_tokens(gateway: RunningGateway) -> None:
+    """Every step of the stand-in drafts two tokens and accepts none."""
+    prediction = {"type": "content", "content": "xyz"}
+    for given, num_rejected in (
+        ({}, 0),
+        ({"prediction": prediction}, 12),
+        ({"prediction": {**prediction, "content": ""}}, 0),
+    ):
+        body = gateway.post("/v1/completions", BODY | given).json()
+        assert body["usage"]["completion_tokens_details"] == {
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": num_rejected,
+        }
+        assert body["metrics"]["speculative_decoding"]["num_draft_tokens"] == 12
+
+
 # Work that takes long
 
 
