@@ -23,8 +23,8 @@ class Metrics:
         self.registry.register(ReplicaCollector(replicas))
         self.requests = Counter(
             "spec_gateway_requests",
-            "Requests by endpoint and HTTP status",
-            ["endpoint", "status"],
+            "Requests by endpoint, HTTP status and API key",
+            ["endpoint", "status", "key"],
             registry=self.registry,
         )
         self.running = Gauge("spec_gateway_requests_running", "Requests under way", registry=self.registry)
@@ -41,8 +41,12 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.prompt_tokens = Counter("spec_gateway_prompt_tokens", "Tokens of prompts", registry=self.registry)
-        self.generation_tokens = Counter("spec_gateway_generation_tokens", "Tokens generated", registry=self.registry)
+        self.prompt_tokens = Counter(
+            "spec_gateway_prompt_tokens", "Tokens of prompts by API key", ["key"], registry=self.registry
+        )
+        self.generation_tokens = Counter(
+            "spec_gateway_generation_tokens", "Tokens generated, by API key", ["key"], registry=self.registry
+        )
         self.steps = Counter("spec_gateway_spec_decode_num_drafts", "Steps", registry=self.registry)
         self.drafted = Counter("spec_gateway_spec_decode_num_draft_tokens", "Draft tokens", registry=self.registry)
         self.accepted = Counter(
