@@ -91,7 +91,7 @@ class ServingConfig(Declaration):
     default_max_tokens: int = Field(128, ge=1, le=1 << 20)
     #: deadline of a request that does not set one; at most `max_timeout_ms`
     request_timeout_ms: int = Field(60_000, ge=1, le=86_400_000)
-    #: the most that a request may ask for as `timeout_ms`; the launcher's own probe asks for 10 s
+    #: the longest deadline: a longer `timeout_ms` of a request counts as this; the launcher's own probe asks for 10 s
     max_timeout_ms: int = Field(86_400_000, ge=10_000, le=86_400_000)
     #: requests may ask for output that matches a JSON schema or an expression (docs/operations.md, Structured output)
     structured_output: bool = True

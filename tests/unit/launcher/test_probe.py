@@ -102,8 +102,8 @@ def test_a_server_that_is_gone_is_named_so(port: Port) -> None:
     assert "Connection refused" in (Probe(port.url, port.url).why_no_token() or "")
 
 
-def test_no_deployment_can_refuse_the_time_limit_of_the_probe() -> None:
-    """A lower `max_timeout_ms` would make every probe fail, and a healthy server be restarted."""
+def test_no_deployment_can_cut_the_time_limit_of_the_probe() -> None:
+    """A lower `max_timeout_ms` would make probes fail early, and a healthy server that is busy be restarted."""
     with pytest.raises(ValidationError, match="max_timeout_ms"):
         ServingConfig(target="t", max_timeout_ms=probe._REQUEST["timeout_ms"] - 1)
 
