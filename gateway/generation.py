@@ -20,7 +20,15 @@ from gateway.metrics import Metrics
 from gateway.replicas import FULL_PAUSE_S, InFlight, Replica, Replicas
 from gateway.routing import affinity_key
 from gateway.settings import Settings
-from gateway.triton import Full, Late, Lost, Refused, ReplicaError, Silent, Stopping
+from gateway.triton import (
+    FirstTokenTimeout,
+    Refused,
+    ReplicaDraining,
+    ReplicaError,
+    ReplicaFull,
+    ReplicaLost,
+    StreamStalled,
+)
 
 #: The finish reason of requests on a replica that stops; the client did not cancel, so another replica continues.
 CANCELLED = "cancelled"
@@ -67,7 +75,7 @@ class Refusal(BadRequest):
 class Attempts:
     """The attempts since a request last got a token.
 
-    num_failed: those that failed although the replica was neither full nor stopping nor late.
+    num_failed: those that failed although the replica was neither full, draining nor late.
     since_s: when the request began to wait for a replica; time in which a replica was silent does not count.
     """
 
@@ -78,9 +86,9 @@ class Attempts:
 
     def with_failure(self, replica: Replica, error: ReplicaError) -> Attempts:
         """Return the attempts with one more that failed."""
-        if isinstance(error, Full | Stopping):
+        if isinstance(error, ReplicaFull | ReplicaDraining):
             return replace(self, tried=(*self.tried, replica), error=error)
-        return Attempts((*self.tried, replica), self.num_failed + (not isinstance(error, Late)), error)
+        return Attempts((*self.tried, replica), self.num_failed + (not isinstance(error, FirstTokenTimeout)), error)
 
 
 @dataclass
@@ -126,7 +134,7 @@ class Generation:
                             if delta.finish_reason:
                                 self.replicas.report(replica, None, began_s)
                                 return
-                raise Lost("the stream ended before the text")
+                raise ReplicaLost("the stream ended before the text")
             except Refused as error:
                 raise Refusal(str(error)) from None
             except ReplicaError as error:
@@ -136,7 +144,7 @@ class Generation:
 
     def _count(self, error: ReplicaError, has_begun: bool) -> None:
         """Count a text that a replica had begun, or a replica that was lost, as a failover; else that it refused."""
-        is_failover = has_begun or isinstance(error, Lost | Silent | Stopping)
+        is_failover = has_begun or isinstance(error, ReplicaLost | StreamStalled | ReplicaDraining)
         (self.metrics.failovers if is_failover else self.metrics.refusals).labels(reason=error.reason).inc()
 
     async def _from(
@@ -150,7 +158,7 @@ class Generation:
             async for outputs in responses:
                 replica.note_response(request)
                 if outputs.get("finish_reason") == CANCELLED:
-                    raise Lost("the replica stopped the request")
+                    raise ReplicaLost("the replica stopped the request")
                 delta = to_delta(outputs)
                 self.ids += delta.ids
                 yield delta
@@ -167,7 +175,7 @@ class Generation:
         """
         error, key = attempts.error, affinity_key(self.inputs, self.affinity)
         ready = [replica for replica in self.replicas.all.values() if replica.is_ready]
-        if isinstance(error, Full) and all(replica in attempts.tried for replica in ready):
+        if isinstance(error, ReplicaFull) and all(replica in attempts.tried for replica in ready):
             if not self.ids:
                 raise Busy(f"all replicas are full: {error}", retry_after_s=error.retry_after_s)
             if not error.is_for_all:  # the replicas do not rest, so this text must

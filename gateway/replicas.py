@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from gateway.errors import Busy
 from gateway.routing import choose
 from gateway.settings import Settings, SettingsError
-from gateway.triton import Full, Lost, ReplicaError, Silent, Stopping, TritonClient
+from gateway.triton import ReplicaDraining, ReplicaError, ReplicaFull, ReplicaLost, StreamStalled, TritonClient
 
 DNS = "dns://"
 #: The longest time for which a replica is left alone: a text that only it can continue waits for it.
@@ -125,7 +125,7 @@ class Replica:
         self.is_full, self.retry_after_s = True, retry_after_s
 
     async def check(self) -> None:
-        """Ask whether it is ready, even while it rests."""
+        """Check readiness, even during a back-off."""
         was_ready, self.is_ready = self.is_ready, await self.client.is_ready()
         if not self.is_ready:
             self.outage_s = time.monotonic()
@@ -227,10 +227,12 @@ class Replicas:
             replica.num_failures = 0
             return
         log.warning("replica %s: %s", replica.address, error)
-        if isinstance(error, Full):
+        if isinstance(error, ReplicaFull):
             if error.is_for_all:  # otherwise one client could keep out all others
                 replica.rest(error.retry_after_s, priority)
-        elif isinstance(error, Lost | Stopping) or (isinstance(error, Silent) and self._is_silent(replica)):
+        elif isinstance(error, ReplicaLost | ReplicaDraining) or (
+            isinstance(error, StreamStalled) and self._is_silent(replica)
+        ):
             replica.eject(began_s)
 
     def _is_silent(self, replica: Replica) -> bool:

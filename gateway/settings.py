@@ -82,7 +82,7 @@ class Settings(BaseModel):
     health_interval_s: float = Field(2, gt=0, description="pause between two health checks of a replica")
     resolve_interval_s: float = Field(5, gt=0, description="pause between two look-ups of dns://")
     affinity_slack: int = Field(
-        4, ge=0, description="requests that a prompt's own replica may have more than the idlest one"
+        4, ge=0, description="how many more requests a prompt's preferred replica may have than the least loaded one"
     )
     stop_limit_s: int = Field(30, ge=0, description="how long running requests get when the gateway is stopped")
     log_level: str = Field("info", pattern="^(error|warning|info|debug)$", description="error, warning, info or debug")

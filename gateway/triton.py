@@ -80,7 +80,7 @@ class Refused(ReplicaError):
     reason = "invalid"
 
 
-class Full(ReplicaError):
+class ReplicaFull(ReplicaError):
     """The replica takes no request now: it is full.
 
     retry_after_s: in how many seconds it may take one. is_for_all: it would refuse every other request, too.
@@ -95,25 +95,31 @@ class Full(ReplicaError):
         self.is_for_all = is_for_all
 
 
-class Stopping(ReplicaError):
+class ReplicaDraining(ReplicaError):
     """The replica drains or stops: it is healthy, but takes no new request and may not finish a running one."""
 
     reason = "draining"
 
 
-class Lost(ReplicaError):
+class ReplicaLost(ReplicaError):
     """The replica, or the process of its public model, cannot be reached."""
 
     reason = "lost"
 
 
-class Late(ReplicaError):
-    """The first response, or the last one at the deadline, did not come in time; the replica may just be busy."""
+class FirstTokenTimeout(ReplicaError):
+    """The first response did not come in time; the replica may just be busy."""
 
     reason = "late"
 
 
-class Silent(ReplicaError):
+class DeadlineExceeded(ReplicaError):
+    """The text did not end by the request's deadline; the replica may just be busy."""
+
+    reason = "deadline"
+
+
+class StreamStalled(ReplicaError):
     """The responses stopped; Triton never closes the streams of a killed process."""
 
     reason = "silent"
@@ -122,15 +128,15 @@ class Silent(ReplicaError):
 #: What the first word of an UNAVAILABLE means (docs/protocol.md, Errors): full_for_salt and busy concern some requests
 #: alone. A text without such a code is not from a server that works.
 BY_CODE: dict[str, Callable[[str], ReplicaError]] = {
-    "full": Full,
-    "full_for_salt": functools.partial(Full, is_for_all=False),
-    "busy": functools.partial(Full, is_for_all=False),
-    "draining": Stopping,
+    "full": ReplicaFull,
+    "full_for_salt": functools.partial(ReplicaFull, is_for_all=False),
+    "busy": functools.partial(ReplicaFull, is_for_all=False),
+    "draining": ReplicaDraining,
 }
 _ERRORS: dict[grpc.StatusCode, type[ReplicaError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: Refused,
-    grpc.StatusCode.CANCELLED: Lost,
-    grpc.StatusCode.NOT_FOUND: Lost,
+    grpc.StatusCode.CANCELLED: ReplicaLost,
+    grpc.StatusCode.NOT_FOUND: ReplicaLost,
 }
 
 
@@ -170,12 +176,13 @@ class TritonClient:
         last_sign_s: when there last was a reason to wait for the request's next response; it is awaited until
         `first_limit_s` after that time, and once there was a response, until `silence_limit_s` after it.
 
-        Raises ReplicaError: Late if sending the request or its first response takes longer than `first_limit_s`, or if
-        the request goes on after its deadline; Silent if a later response takes longer than `silence_limit_s`.
+        Raises ReplicaError: FirstTokenTimeout if sending the request or its first response takes longer than
+        `first_limit_s`, StreamStalled if a later response takes longer than `silence_limit_s`, DeadlineExceeded if the
+        request goes on after its deadline.
         """
         call = self._stub.ModelStreamInfer(metadata=_METADATA, timeout=inputs["timeout_ms"] / 1000 + GRACE_S)
         limit_s = first_limit_s
-        too_long: type[ReplicaError] = Late
+        too_long: type[ReplicaError] = FirstTokenTimeout
         is_over = False
         try:
             async with asyncio.timeout(limit_s):
@@ -185,7 +192,7 @@ class TritonClient:
                     is_over = True
                     raise _error(grpc.StatusCode.UNKNOWN, message.error_message)
                 if message.infer_response.outputs:
-                    limit_s, too_long = silence_limit_s, Silent
+                    limit_s, too_long = silence_limit_s, StreamStalled
                     outputs = to_outputs(message.infer_response)
                     is_over = bool(outputs.get("finish_reason"))
                     yield outputs
@@ -194,7 +201,7 @@ class TritonClient:
         except grpc.aio.AioRpcError as error:
             raise _error(error.code(), error.details() or "") from None
         except asyncio.InvalidStateError:  # a write to a call that has failed; only a read would tell the reason
-            raise Lost("the connection broke") from None
+            raise ReplicaLost("the connection broke") from None
         finally:
             try:
                 if is_over:
@@ -236,11 +243,11 @@ def _error(code: grpc.StatusCode, message: str) -> ReplicaError:
     # Triton reports a dead process with the code of an invalid request (seen with 2.51). Its message may quote the
     # request, so the text is recognised only where no client can have written it.
     if _DEAD_PROCESS.match(message):
-        return Lost(message)
+        return ReplicaLost(message)
     if code is grpc.StatusCode.UNAVAILABLE:
         return _unavailable(message)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return Late("no end of the text at the request's deadline")
+        return DeadlineExceeded("no end of the text at the request's deadline")
     return _ERRORS.get(code, ReplicaError)(message or code.name)
 
 
@@ -248,7 +255,7 @@ def _unavailable(message: str) -> ReplicaError:
     code, _, text = message.partition(": ")
     if text and code in BY_CODE:
         return BY_CODE[code](text)
-    return Stopping(message) if _STOPPING in message else Lost(message or "UNAVAILABLE")
+    return ReplicaDraining(message) if _STOPPING in message else ReplicaLost(message or "UNAVAILABLE")
 
 
 def to_request(inputs: Mapping[str, Any], request_id: str = "") -> service_pb2.ModelInferRequest:

@@ -15,7 +15,7 @@ from gateway.generation import MAX_TRIES, Attempts, Generation, Refusal
 from gateway.metrics import Metrics
 from gateway.replicas import Replica, Replicas
 from gateway.settings import Settings
-from gateway.triton import Late, ReplicaError, Stopping
+from gateway.triton import FirstTokenTimeout, ReplicaDraining, ReplicaError
 from tests.support.standin_replica import Fault, StandInReplica, text_of
 
 pytestmark = pytest.mark.unit
@@ -333,7 +333,9 @@ def test_a_draining_replica_is_not_a_failure_of_the_request() -> None:
 def test_refusals_of_a_draining_replica_and_a_late_response_use_up_no_tries() -> None:
     failure = Fault(0, grpc.StatusCode.INTERNAL, "boom")
     attempts = Attempts()
-    for error in [Stopping(DRAINING.message), Late("no response")] * MAX_TRIES + [ReplicaError(failure.message)]:
+    for error in [ReplicaDraining(DRAINING.message), FirstTokenTimeout("no response")] * MAX_TRIES + [
+        ReplicaError(failure.message)
+    ]:
         attempts = attempts.with_failure(Replica("a:1", None), error)
     assert attempts.num_failed == 1
 

@@ -11,7 +11,7 @@ import pytest
 from gateway.metrics import Metrics
 from gateway.replicas import InFlight, Replicas
 from gateway.settings import Settings, SettingsError
-from gateway.triton import Late
+from gateway.triton import FirstTokenTimeout
 from tests.support.standin_replica import Fault, StandInReplica, text_of
 from tests.unit.gateway.test_generation import LENGTH, SEED, generation, run, text
 
@@ -50,7 +50,7 @@ def test_an_outage_counts_once_and_the_next_one_doubles_the_pause() -> None:
     run(test, num_replicas=1)
 
 
-def test_a_replica_that_rests_is_still_asked_how_it_is() -> None:
+def test_a_replica_that_rests_is_still_checked() -> None:
     async def test(made: list[StandInReplica], replicas: Replicas) -> None:
         (replica,) = replicas.all.values()
         replica.eject(time.monotonic())
@@ -179,7 +179,7 @@ def test_a_machine_that_vanishes_while_a_long_request_is_sent_is_given_up() -> N
             await replica.check()
             is_whole.clear()
             # Longer than the window of HTTP/2, which only the other side can open again.
-            with pytest.raises(Late):
+            with pytest.raises(FirstTokenTimeout):
                 async for _ in replica.client.stream({"text_input": "x" * (8 << 20), "timeout_ms": 10_000}, 0.3, 0.3):
                     pass
 

@@ -31,19 +31,19 @@ def test_the_gateway_takes_a_server_that_gives_a_code_for_healthy_and_shows_its_
     kind: type[Unavailable],
 ) -> None:
     error = triton._error(grpc.StatusCode.UNAVAILABLE, public_text(kind(TEXT)))
-    assert isinstance(error, triton.Stopping if kind is Draining else triton.Full) and str(error) == TEXT
-    if isinstance(error, triton.Full):
+    assert isinstance(error, triton.ReplicaDraining if kind is Draining else triton.ReplicaFull) and str(error) == TEXT
+    if isinstance(error, triton.ReplicaFull):
         assert error.is_for_all == (kind is QueueFull) and error.retry_after_s == 7
 
 
 @pytest.mark.parametrize("text", ["failed to connect to all addresses", "Socket closed", "", "busy", "ready: full: x"])
 def test_a_text_without_a_code_is_that_of_a_replica_that_is_lost(text: str) -> None:
-    assert isinstance(triton._error(grpc.StatusCode.UNAVAILABLE, text), triton.Lost)
+    assert isinstance(triton._error(grpc.StatusCode.UNAVAILABLE, text), triton.ReplicaLost)
 
 
 def test_tritons_own_end_is_no_loss() -> None:
     said = "Server is stopping, scheduler for model has stopped accepting new inference requests"
-    assert isinstance(triton._error(grpc.StatusCode.UNAVAILABLE, said), triton.Stopping)
+    assert isinstance(triton._error(grpc.StatusCode.UNAVAILABLE, said), triton.ReplicaDraining)
 
 
 def test_a_wrong_request_has_no_code_and_cannot_bring_one() -> None:

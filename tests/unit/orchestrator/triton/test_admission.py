@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.triton import Full
+from gateway.triton import ReplicaFull
 from orchestrator.core.errors import public_text
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.triton import admission as module
@@ -607,4 +607,4 @@ def test_a_refusal_tells_whether_another_salt_may_have_room() -> None:
     )
     shared = queue_full(config.model_copy(update={"max_running_per_salt": 1}), 4)
     assert public_text(shared).startswith("full_for_salt: ")
-    assert Full(str(shared)).retry_after_s == 4
+    assert ReplicaFull(str(shared)).retry_after_s == 4
