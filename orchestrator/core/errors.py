@@ -7,7 +7,7 @@ ServingError
 │   ├── QueueFull        because its queue is full
 │   │   └── SaltQueueFull  for requests of this cache_salt; there may be room for others
 │   └── Draining         because it takes no new requests: it drains, or is shutting down
-├── Unwanted             nobody is waiting for the answer any more: the client has gone
+├── ClientDisconnected   nobody is waiting for the answer any more: the client has gone
 ├── UnknownSequence      an engine lacks the tokens before `context_start` (the loop resends them)
 └── EngineError          an engine failed, or its answer breaks the protocol
     └── EngineLost       Triton cannot reach the engine: its process died or is being restarted
@@ -57,7 +57,7 @@ class Draining(Unavailable):
     code = "draining"
 
 
-class Unwanted(ServingError):
+class ClientDisconnected(ServingError):
     """Nobody is waiting for the answer any more."""
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from orchestrator.core.errors import EngineLost, ServingError, Unavailable, Unwanted, public_text
+from orchestrator.core.errors import ClientDisconnected, EngineLost, ServingError, Unavailable, public_text
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.generation.loop import SequenceState, Steps, generate
 from orchestrator.generation.responses import ResponseMerger, Responses, Send
@@ -117,7 +117,7 @@ class GenerationHandler:
         responses = Responses(request, sequence, send)
         try:
             generate(sequence, steps, self._reason_to_stop, responses.emit)
-        except Unwanted:
+        except ClientDisconnected:
             responses.finish(FinishReason.CANCELLED)
         except (Unavailable, EngineLost):
             if time.monotonic() < self.deadline_s - 0.1:
