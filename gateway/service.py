@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.errors import BadRequest, ModelNotFound, shown
+from gateway.errors import BadRequest, ModelNotFound, abbreviated
 from gateway.fields import ChatFields, CompletionFields, DetokenizeFields, GenerationFields, TokenizeFields
 from gateway.formats import ChatFormat, Format
 from gateway.generation import Generation
@@ -140,7 +140,9 @@ class Gateway:
     def check_model(self, name: str) -> None:
         """Raise ModelNotFound for a model that is not served here."""
         if name not in ("", self.checkpoint.name):
-            raise ModelNotFound(f"model {shown(name)} is not served here (available: {self.checkpoint.name})", "model")
+            raise ModelNotFound(
+                f"model {abbreviated(name)} is not served here (available: {self.checkpoint.name})", "model"
+            )
 
     def model_card(self) -> dict[str, Any]:
         """Return the model as /v1/models shows it."""

@@ -78,7 +78,7 @@ def public_text(error: ServingError) -> str:
     return f"{error.code}: {error}" if isinstance(error, Unavailable) else str(error)
 
 
-def shown(value: object) -> str:
+def abbreviated(value: object) -> str:
     """Return a value as an error message shows it: shortened, since it may be a client's whole text."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
@@ -98,4 +98,4 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def unknown_name(what: str, name: str, known: Iterable[str], where: str) -> str:
     """Return the error message for an unknown name: the nearest known name, and all allowed names."""
     allowed = sorted(known)
-    return f"unknown {what} {shown(name)}{did_you_mean(name, allowed)} (allowed: {', '.join(allowed)}; {where})"
+    return f"unknown {what} {abbreviated(name)}{did_you_mean(name, allowed)} (allowed: {', '.join(allowed)}; {where})"

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from orchestrator.core.declarations import Declaration, parse_text, read_toml, validate
-from orchestrator.core.errors import ConfigError, RequestError, shown
+from orchestrator.core.errors import ConfigError, RequestError, abbreviated
 from orchestrator.core.methods import DRAFTERS, METHODS, PROPOSED, find_methods
 from orchestrator.core.tree import MAX_NODES
 
@@ -165,7 +165,7 @@ def resolved(value: str, folder: Path, where: str) -> str:
     try:
         path = folder / Path(value).expanduser()
     except RuntimeError as error:
-        raise ConfigError(f"{shown(value)} names no folder: {error} ({where})") from None
+        raise ConfigError(f"{abbreviated(value)} names no folder: {error} ({where})") from None
     is_hub_id = _HUB_ID.fullmatch(value) and not path.parent.exists()
     return value if not value or is_hub_id else os.path.abspath(path)
 
