@@ -76,7 +76,7 @@ class Attempts:
     """The attempts since a request last got a token.
 
     num_failed: those that failed although the replica was neither full, draining nor late.
-    since_s: when the request began to wait for a replica; time in which a replica was silent does not count.
+    since_s: when the request began to wait for a replica; time in which a replica was silent or full does not count.
     """
 
     tried: tuple[Replica, ...] = ()
@@ -86,9 +86,18 @@ class Attempts:
 
     def with_failure(self, replica: Replica, error: ReplicaError) -> Attempts:
         """Return the attempts with one more that failed."""
-        if isinstance(error, ReplicaFull | ReplicaDraining):
-            return replace(self, tried=(*self.tried, replica), error=error)
-        return Attempts((*self.tried, replica), self.num_failed + (not isinstance(error, FirstTokenTimeout)), error)
+        tried = (*self.tried, replica)
+        if isinstance(error, ReplicaDraining):
+            return replace(self, tried=tried, error=error)
+        is_failure = not isinstance(error, ReplicaFull | FirstTokenTimeout)
+        return Attempts(tried, self.num_failed + is_failure, error)
+
+
+@dataclass
+class Progress:
+    """What the sequences of one request share. has_begun: one of them has a token, so its reader may have seen it."""
+
+    has_begun: bool = False
 
 
 @dataclass
@@ -96,7 +105,8 @@ class Generation:
     """One sequence as it moves between replicas.
 
     inputs: those of the public model, including the seed. request_id: for logs. affinity: the client's name for
-    requests that should go to one replica, "" = those whose prompts begin alike. ids: the tokens received so far.
+    requests that should go to one replica, "" = those whose prompts begin alike. progress: that of the request to which
+    this sequence belongs. ids: the tokens received so far.
     Invariant: joined, the deltas equal those of a single replica that did not fail.
     """
 
@@ -107,6 +117,7 @@ class Generation:
     deadline_s: float
     request_id: str = ""
     affinity: str = ""
+    progress: Progress = field(default_factory=Progress)
     ids: list[int] = field(default_factory=list)
 
     @property
@@ -120,7 +131,7 @@ class Generation:
         while True:
             try:
                 replica = await self._next_replica(attempts)
-            except (Failed, Unavailable):
+            except (Busy, Failed, Unavailable):
                 if not self.ids or time.monotonic() < self.deadline_s:
                     raise  # otherwise the reader keeps what came before the deadline
                 yield Delta(finish_reason="deadline", num_input_tokens=len(self.inputs.get("input_ids", ())))
@@ -161,6 +172,7 @@ class Generation:
                     raise ReplicaLost("the replica stopped the request")
                 delta = to_delta(outputs)
                 self.ids += delta.ids
+                self.progress.has_begun |= bool(self.ids)
                 yield delta
 
     def _inputs(self) -> dict[str, Any]:
@@ -171,24 +183,41 @@ class Generation:
     async def _next_replica(self, attempts: Attempts) -> Replica:
         """Return the replica to try next; raises ApiError if the request should not be tried again.
 
-        A new request is refused if all replicas are full. A text that has begun waits, since its reader has seen it.
+        A new request is refused if all replicas are full. One that has begun waits for room, since its reader has seen
+        it: that holds for a text that goes on and for a choice that has yet to begin.
         """
-        error, key = attempts.error, affinity_key(self.inputs, self.affinity)
+        error = attempts.error
         ready = [replica for replica in self.replicas.all.values() if replica.is_ready]
         if isinstance(error, ReplicaFull) and all(replica in attempts.tried for replica in ready):
-            if not self.ids:
+            if not self.progress.has_begun:
                 raise Busy(f"all replicas are full: {error}", retry_after_s=error.retry_after_s)
-            if not error.is_for_all:  # the replicas do not rest, so this text must
+            if not error.is_for_all:  # the replicas do not rest, so this sequence must
                 await asyncio.sleep(FULL_PAUSE_S)
-        if not attempts.tried and not self.ids:
+        if not attempts.tried and not self.progress.has_begun:
             self.replicas.check_room(self._priority)
         if attempts.num_failed >= MAX_TRIES:
             raise Failed(f"the request failed {attempts.num_failed} times in a row, the last time: {error}")
-        end_s = min(attempts.since_s + self.settings.recovery_limit_s, self.deadline_s)
-        left_s = end_s - time.monotonic()
-        if left_s > 0 and (found := await self.replicas.choose(key, attempts.tried, left_s, self._priority)):
+        if found := await self._await_replica(attempts):
             return found
+        if isinstance(error, ReplicaFull) and self.replicas.is_ready:
+            raise Busy(f"no replica had room in time: {error}", retry_after_s=error.retry_after_s)
         raise Unavailable(f"no replica can be reached: {error or 'none is ready'}", retry_after_s=5)
+
+    async def _await_replica(self, attempts: Attempts) -> Replica | None:
+        """Wait for a replica that takes requests; return None if none does within the recovery limit.
+
+        If the request has begun and the replicas are there, but full, only its deadline ends the wait.
+        """
+        key = affinity_key(self.inputs, self.affinity)
+        may_wait_for_room = self.progress.has_begun and isinstance(attempts.error, ReplicaFull)
+        since_s = time.monotonic() if may_wait_for_room else attempts.since_s
+        while (left_s := min(since_s + self.settings.recovery_limit_s, self.deadline_s) - time.monotonic()) > 0:
+            if found := await self.replicas.choose(key, attempts.tried, left_s, self._priority):
+                return found
+            if not (may_wait_for_room and self.replicas.is_ready):
+                break
+            since_s = time.monotonic()
+        return None
 
 
 def to_delta(outputs: Mapping[str, Any]) -> Delta:

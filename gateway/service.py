@@ -9,7 +9,7 @@ from typing import Any
 from gateway.errors import BadRequest, ModelNotFound, abbreviated
 from gateway.fields import ChatFields, CompletionFields, DetokenizeFields, GenerationFields, TokenizeFields
 from gateway.formats import ChatFormat, Format
-from gateway.generation import Generation
+from gateway.generation import Generation, Progress
 from gateway.jobs import Job
 from gateway.metrics import Metrics
 from gateway.replicas import Replicas
@@ -82,7 +82,7 @@ class Gateway:
         inputs = fields.inputs()
         self._check_size(inputs, prompts, fields.n)
         limit_s = min(self.settings.request_timeout_s, (fields.timeout_ms or 86_400_000) / 1000)
-        deadline_s = time.monotonic() + limit_s
+        deadline_s, progress = time.monotonic() + limit_s, Progress()
         sequences = [
             Generation(
                 inputs | prompt | ({"sequence_index": index} if index else {}),
@@ -92,6 +92,7 @@ class Gateway:
                 deadline_s,
                 request_id,
                 fields.affinity,
+                progress,
             )
             for prompt in prompts
             for index in range(fields.n)

@@ -14,14 +14,15 @@ from pathlib import Path
 from launcher import log
 from launcher.admin import Admin
 from launcher.aliases import names_of, write_repository
+from launcher.answer_watch import AnswerWatch
 from launcher.command import Launch, call_threads, stub_environment
 from launcher.deployment import load_deployment, python_models
 from launcher.engines import with_kernels
+from launcher.grpc_frontend import GrpcFrontend
 from launcher.health import HealthServer
 from launcher.probe import Probe
 from launcher.reloader import Reloader
 from launcher.settings import Ports, Settings, free_ports, reachable
-from launcher.token_watch import TokenWatch
 from launcher.triton_process import TritonProcess
 from launcher.watch import Watch, reload_limit_s
 from launcher.wear import Wear
@@ -82,7 +83,7 @@ class Server:
         self._work: WorkFolder | None = None
         self._triton: TritonProcess | None = None
         self._watch: Watch | None = None
-        self._token_watch: TokenWatch | None = None
+        self._answer_watch: AnswerWatch | None = None
         self._health: HealthServer | None = None
         self._reloader: Reloader | None = None
         self._key = secrets.token_hex(16)
@@ -132,8 +133,9 @@ class Server:
             wear=Wear(self._work.places, self._stop_limit_s, lambda: self.stop_requested, self._say),
         )
         self._watch.start()
-        self._token_watch = TokenWatch(self, probe, triton.kill, self._say, self._hang_limit_s)
-        self._token_watch.start()
+        frontend = GrpcFrontend(reachable(self.host), self.ports.grpc)
+        self._answer_watch = AnswerWatch(self, probe, frontend, triton.kill, self._say, self._hang_limit_s)
+        self._answer_watch.start()
 
     def wait(self) -> str | None:
         """Block while the server is well, passing on its log; return what ended it, None if a stop was requested."""
@@ -216,10 +218,10 @@ class Server:
         """
         if self._health:
             self._health.close()
-        for part in (self._token_watch, self._watch, self._triton):
+        for part in (self._answer_watch, self._watch, self._triton):
             if part:
                 part.end()
-        self._health = self._watch = self._token_watch = self._triton = self._reloader = None
+        self._health = self._watch = self._answer_watch = self._triton = self._reloader = None
         if self._work and keeps_log and self.log():
             self._say(f"the server's log: {self._work.keep_log()}")
         elif self._work:

@@ -33,9 +33,9 @@ def pytest_configure() -> None:
 
 
 @contextlib.contextmanager
-def serving(config: Path, **options: Any) -> Iterator[Server]:
-    """Run a server, and check at its end that it leaves nothing."""
-    said: list[str] = []
+def serving(config: Path, said: list[str] | None = None, **options: Any) -> Iterator[Server]:
+    """Run a server, and check at its end that it leaves nothing. said: gets the lines that the launcher prints."""
+    said = [] if said is None else said
     server = launcher.Server(config, say=said.append, **options)
     try:
         with server:

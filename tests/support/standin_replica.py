@@ -38,6 +38,7 @@ class Fault:
 
     pause_s: if not 0, it is silent for this long and then goes on, as a preempted sequence does. delay_s: if not 0, it
     is silent for this long and then ends, as one that waits in a queue in vain.
+    not_before: what it first waits for, as a request does that waits in a queue.
     """
 
     after: int
@@ -46,6 +47,7 @@ class Fault:
     is_silent: bool = False
     pause_s: float = 0.0
     delay_s: float = 0.0
+    not_before: asyncio.Event | None = None
 
 
 @dataclass
@@ -97,6 +99,8 @@ class StandInReplica(service_pb2_grpc.GRPCInferenceServiceServicer):
         begun, total = len(inputs.get("generated_ids", [])), inputs["max_tokens"][0]
         for position in range(begun, total):
             if fault and position - begun == fault.after:
+                if fault.not_before:
+                    await fault.not_before.wait()
                 await asyncio.sleep(60 if fault.is_silent else fault.pause_s or fault.delay_s)
                 if not fault.pause_s:
                     if fault.code is not None:

@@ -15,7 +15,7 @@ from gateway.generation import MAX_TRIES, Attempts, Generation, Refusal
 from gateway.metrics import Metrics
 from gateway.replicas import Replica, Replicas
 from gateway.settings import Settings
-from gateway.triton import FirstTokenTimeout, ReplicaDraining, ReplicaError
+from gateway.triton import FirstTokenTimeout, ReplicaDraining, ReplicaError, ReplicaFull
 from tests.support.standin_replica import Fault, StandInReplica, text_of
 
 pytestmark = pytest.mark.unit
@@ -330,12 +330,10 @@ def test_a_draining_replica_is_not_a_failure_of_the_request() -> None:
     run(test, num_replicas=1, recovery_limit_s=1)
 
 
-def test_refusals_of_a_draining_replica_and_a_late_response_use_up_no_tries() -> None:
-    failure = Fault(0, grpc.StatusCode.INTERNAL, "boom")
+def test_refusals_of_a_draining_or_full_replica_and_a_late_response_use_up_no_tries() -> None:
+    refusals = [ReplicaDraining(DRAINING.message), ReplicaFull(FULL.message), FirstTokenTimeout("no response")]
     attempts = Attempts()
-    for error in [ReplicaDraining(DRAINING.message), FirstTokenTimeout("no response")] * MAX_TRIES + [
-        ReplicaError(failure.message)
-    ]:
+    for error in [*refusals * MAX_TRIES, ReplicaError("boom"), *refusals]:
         attempts = attempts.with_failure(Replica("a:1", None), error)
     assert attempts.num_failed == 1
 

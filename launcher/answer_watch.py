@@ -1,4 +1,4 @@
-"""Watches whether a server that calls itself ready answers at all: asks it for a token while it runs no passes."""
+"""Watches whether a server that calls itself ready answers at all, over gRPC and with a token over HTTP."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from launcher.grpc_frontend import GrpcFrontend
 from launcher.probe import Probe
 
 #: Seconds between two polls, and how many in a row must find the server silent before it is killed.
@@ -20,19 +21,27 @@ class Readiness(Protocol):
         """Return why the server takes no requests now, None if it takes them."""
 
 
-class TokenWatch(threading.Thread):
+class AnswerWatch(threading.Thread):
     """Kills a Triton that is ready by all other signs, but leaves requests without any answer; `Watch` restarts it.
 
     An error is an answer: it shows that the processes work, and its cause would outlive a restart. A server is not
-    asked if its target has run passes since the last poll.
+    asked for a token if its target has run passes since the last poll; its gRPC frontend, which answers without the
+    models, is always asked.
     kill: ends Triton. limit_s: how long the server must have been silent, besides the number of polls.
     """
 
     def __init__(
-        self, server: Readiness, probe: Probe, kill: Callable[[], None], say: Callable[[str], None], limit_s: float
+        self,
+        server: Readiness,
+        probe: Probe,
+        frontend: GrpcFrontend,
+        kill: Callable[[], None],
+        say: Callable[[str], None],
+        limit_s: float,
     ) -> None:
-        super().__init__(name="token watch", daemon=True)
-        self._server, self._probe, self._kill, self._say, self._limit_s = server, probe, kill, say, limit_s
+        super().__init__(name="answer watch", daemon=True)
+        self._server, self._probe, self._frontend = server, probe, frontend
+        self._kill, self._say, self._limit_s = kill, say, limit_s
         self._num_silent, self._silent_from_s = 0, 0.0
         self._num_passes: float | None = None
         self._ended = threading.Event()
@@ -47,27 +56,36 @@ class TokenWatch(threading.Thread):
             try:
                 self.poll()
             except Exception as error:  # whatever the server sent, the next poll may understand it
-                self._say(f"asking the server for a token failed, continuing: {error!r}")
+                self._say(f"asking the server for an answer failed, continuing: {error!r}")
 
     def poll(self) -> None:
-        """Ask for a token if no pass has run since the last poll; kill Triton if that has been in vain for long."""
+        """Ask the server; kill Triton if that has been in vain for long."""
         began_s = time.monotonic()
-        if not self._is_silent():
+        if not (unanswered := self._ask()):
             self._num_silent = 0
             return
         if not self._num_silent:
             self._silent_from_s = began_s
         self._num_silent, silent_for_s = self._num_silent + 1, time.monotonic() - self._silent_from_s
         if self._num_silent >= NUM_POLLS and silent_for_s >= self._limit_s and not self._ended.is_set():
-            self._say(f"Triton is ready, but has answered no request for {silent_for_s:.0f} s; killing it")
+            self._say(
+                f"Triton is ready, but has left requests without any answer for {silent_for_s:.0f} s, "
+                f"the last one {unanswered}; killing it"
+            )
             self._kill()
             self._num_silent = 0
 
-    def _is_silent(self) -> bool:
-        """Return whether the server was ready during the whole poll and nothing came from it."""
+    def _ask(self) -> str | None:
+        """Return what got no answer from a server that was ready during the whole poll, None if all did."""
         if self._server.why_not_ready():
-            return False
+            return None
+        unanswered = self._ask_frontend() or self._ask_for_token()
+        return None if self._server.why_not_ready() else unanswered
+
+    def _ask_frontend(self) -> str | None:
+        method = self._frontend.silent_method()
+        return method and f"for {method} over gRPC"
+
+    def _ask_for_token(self) -> str | None:
         before, self._num_passes = self._num_passes, self._probe.num_passes()
-        if self._num_passes != before:
-            return False
-        return self._probe.is_silent() and self._server.why_not_ready() is None
+        return "for a token over HTTP" if self._num_passes == before and self._probe.is_silent() else None
