@@ -37,7 +37,12 @@ from runtime.sampling import served
 NUM_LAYERS, VOCAB_SIZE, BLOCK_TOKENS, DEPTH = 4, 512, 16, 4
 #: Contexts are this long and up to 9 tokens longer: no step fills a block, which would be found by content afterwards.
 NUM_CONTEXT = 2 * BLOCK_TOKENS + 1
-SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(0.8, top_p=0.95, seed=1)}
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "temperature": Sampling(0.8, seed=1),
+    "top-p": Sampling(0.8, top_p=0.95, seed=1),
+    "top-k and top-p": Sampling(0.8, top_k=40, top_p=0.95, seed=1),
+}
 #: Operations without a kernel: allocations, and what wraps or reads a host tensor.
 WITHOUT_KERNEL = ("empty", "lift_fresh", "_local_scalar_dense", "_unsafe_view", "detach")
 COPIES = (torch.tensor, torch.as_tensor, Tensor.new_tensor, Tensor.to)

@@ -281,7 +281,7 @@ class Server:
         )
         return TritonProcess(
             launch,
-            stub_environment(self._environ, self.config_path, work.places, launch.call_threads),
+            stub_environment(self._environ, self.config_path, work.places, launch),
             work,
             self._admin,
             ready_limit_s=self._ready_limit_s,

@@ -10,13 +10,18 @@ from torch import Tensor
 
 #: Every array begins at a multiple of this many bytes, so that it can be viewed in its own dtype.
 ALIGNMENT = 8
-DTYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.bool_): torch.bool}
+DTYPES = {
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.float64): torch.float64,
+    np.dtype(np.bool_): torch.bool,
+}
 
 
 def stage(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Return the arrays on the device, in their dtypes, int64 or bool, and shapes; the host does not wait for the copy.
+    """Return the arrays on the device, in their shapes and dtypes: int64, float64 or bool.
 
-    Only memory that is pinned can be copied without a wait. torch keeps it until the copy is done.
+    The host does not wait for the copy: memory that is pinned can be copied without a wait, and torch keeps it until
+    the copy is done.
     """
     sizes = [-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays]
     host = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=device.type == "cuda")

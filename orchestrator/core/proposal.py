@@ -12,6 +12,9 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, IdArray, StepOptions
 
+#: Bits of a node's names that belong to each member of a union (`drafts::kNameBits`).
+NAME_BITS = 8
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -97,11 +100,12 @@ class Step(NamedTuple):
 class CompiledDrafts(NamedTuple):
     """What an engine needs to draft for a request in native code, without calling its proposer.
 
-    max_nodes, max_depth: limits of a tree. sources: a node's source, indexed by the bits of its names.
+    max_nodes, max_depth: limits of a tree. sources: by the numbers that native code gives to the sources of nodes.
     owner: a compiled proposer, with its `handle` and the address of its drafting function (`drafts::Next`); or, without
     these, a drafter in the engine's process (`orchestrator.wire.drafter.DrafterUse`).
     costs: the costs by which trees are sized; None if they are not. The microseconds of drafting are not counted.
     options: what the proposer needs from a step after which native code cannot draft.
+    members: of a union, in their order, each with the limits of its own tree; the union itself has no owner or sources.
     """
 
     owner: object
@@ -112,6 +116,19 @@ class CompiledDrafts(NamedTuple):
     next_address: int = 0
     costs: CostModel | None = None
     options: StepOptions = StepOptions()
+    members: tuple[CompiledDrafts, ...] = ()
+
+    @property
+    def members_or_self(self) -> tuple[CompiledDrafts, ...]:
+        """The methods that draft: the members of a union, or the one method."""
+        return self.members or (self,)
+
+    def source_of(self, names: int) -> str:
+        """Return a node's source. names: NAME_BITS for each method: 0, or 1 + the number of its source of the node."""
+        numbers = [names >> place & (1 << NAME_BITS) - 1 for place in range(0, 32, NAME_BITS)]
+        return "+".join(
+            member.sources[number - 1] for member, number in zip(self.members_or_self, numbers, strict=False) if number
+        )
 
 
 class Proposer(Protocol):

@@ -63,7 +63,7 @@ class Capabilities:
 
     @property
     def served_temperature(self) -> float:
-        """A temperature that it serves: 0 unless it is deployed for sampling."""
+        """The temperature of a request that does not set one: 0 unless it is deployed for sampling."""
         return 1.0 if GREEDY in self.lacks else 0.0
 
     def method_refusal(self, method: str) -> str:

@@ -25,6 +25,8 @@ PLACES_FOLDER = "SPECSERVE_PLACES"
 ENGINE_KEY = "SPECSERVE_ENGINE_KEY"
 #: The environment variable with the number of threads on which Triton makes the nested calls of each of its models.
 CALL_THREADS = "SPECSERVE_CALL_THREADS"
+#: Names the environment variable with the log level of the models' processes; the launcher sets it.
+LOG_LEVEL = "SPECSERVE_LOG_LEVEL"
 #: The keys that name a model: a folder, a hub id (`owner/name`), or empty = not loaded.
 CHECKPOINTS = ("target", *DRAFTERS)
 #: All keys that name a folder or a hub id; relative paths start at the file's folder, and a reload compares the files.

@@ -113,12 +113,14 @@ def generate(sequence: SequenceState, steps: Steps, guard: Guard, emit: Emit) ->
     while output.finish is None:
         if reason := guard():
             chunk.text += output.close(reason)
+            statistics.note_response(len(chunk.ids))
             emit(chunk)
             break
         step = steps.next()
         began_s = time.perf_counter()
         chunk.extend(_observe(sequence, step))
         if output.finish or not steps.num_ready:
+            statistics.note_response(len(chunk.ids))
             emit(chunk)
             chunk = Chunk("", [], [])
         statistics.emit_s += time.perf_counter() - began_s
@@ -126,10 +128,12 @@ def generate(sequence: SequenceState, steps: Steps, guard: Guard, emit: Emit) ->
 
 def _observe(sequence: SequenceState, step: Step) -> Chunk:
     """Count and record a step; return what its tokens add to the output."""
-    acceptance = step.acceptance
+    acceptance, statistics = step.acceptance, sequence.statistics
     chunk = sequence.output.push(step.tokens, [] if acceptance.logprobs is None else acceptance.logprobs.tolist())
     chunk.top_ids, chunk.top_logprobs = acceptance.top_tokens(len(chunk.ids))
-    sequence.statistics.observe(step.proposal, acceptance, len(chunk.ids), step.draft_s, step.target_s)
+    statistics.observe(step.proposal, acceptance, len(chunk.ids), step.draft_s, step.target_s)
+    # The context of a text that another server began has generated tokens too.
+    statistics.num_cached_tokens = min(statistics.num_cached_tokens, sequence.context.prompt_len)
     if sequence.trace:
         sequence.trace.observe(step.proposal, acceptance)
     return chunk

@@ -55,6 +55,7 @@ class SourceCount:
 class Statistics:
     """Running totals of the steps of one sequence.
 
+    Tokens of the output that another server generated, and that this one continues, do not count.
     num_accepted_tokens: accepted draft tokens that the client gets; tokens after a stop do not count.
     step_lengths: tokens that each step added to the output. step_drafts: draft tokens of each step; an engine that
     drafts by itself reports them for several passes at once, and they count in the first. step_accepted: accepted draft
@@ -65,8 +66,10 @@ class Statistics:
     draft_s, target_s, timed_levels, num_timed_steps: time to propose, time from the target's calls to its answers,
     levels drafted and number of steps, all without the first answer, whose pass includes the prompt.
     num_plain, plain_s: number of those steps that had no draft, and their part of target_s.
+    num_cached_tokens: prompt tokens that the target found in its cache.
     num_in_pass: requests in a pass of the target or in separate passes beside it, summed over the passes.
-    chunks: for each observed step, when its tokens arrived (time.monotonic()), and how many of them the client gets.
+    responses: for each response, as a client that streams gets it, when it was made (time.monotonic()) and how many
+    tokens it has; the steps of a run that arrived together share one.
     queue_us, step_forward_us, verify_us: parts of target_s. emit_s: time to turn tokens into text and responses; in a
     run it overlaps with later steps.
     """
@@ -93,7 +96,7 @@ class Statistics:
     forward_us: int = 0
     began_s: float = field(default_factory=time.monotonic)
     first_token_s: float = 0.0
-    chunks: list[tuple[float, int]] = field(default_factory=list)
+    responses: list[tuple[float, int]] = field(default_factory=list)
     queue_us: int = 0
     step_forward_us: int = 0
     verify_us: int = 0
@@ -103,11 +106,9 @@ class Statistics:
         self, proposal: Proposal, acceptance: Acceptance, num_emitted: int, draft_s: float, target_s: float
     ) -> None:
         """Count one step of the loop; the client gets the first `num_emitted` of its tokens."""
-        now_s = time.monotonic()
-        self.chunks.append((now_s, num_emitted))
         is_first = not self.num_steps
         if is_first:
-            self.first_token_s = now_s - self.began_s
+            self.first_token_s = time.monotonic() - self.began_s
             self.num_cached_tokens = acceptance.num_cached_tokens
         else:
             self.draft_s += draft_s
@@ -129,6 +130,10 @@ class Statistics:
         self.step_lengths += lengths
         self.num_in_pass += acceptance.num_in_pass * len(lengths)
         self.forward_us += acceptance.forward_us
+
+    def note_response(self, num_tokens: int) -> None:
+        """Note that a response with so many tokens is made now."""
+        self.responses.append((time.monotonic(), num_tokens))
 
     def _observe_engine_speculation(self, result: EngineSpeculationResult, num_emitted: int) -> list[int]:
         """Count the passes of an engine that drafts by itself; return how many tokens the client gets from each.
@@ -177,9 +182,14 @@ class Statistics:
             self.tested[len(path)] += 1
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens that the client gets."""
+        return sum(self.step_lengths)
+
+    @property
     def acceptance_length(self) -> float:
         """Tokens per step, the bonus or recovered token included; 0 before the first step."""
-        return sum(self.step_lengths) / max(self.num_steps, 1)
+        return self.num_tokens / max(self.num_steps, 1)
 
     @property
     def acceptance_rate(self) -> float:

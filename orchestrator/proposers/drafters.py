@@ -75,7 +75,7 @@ class DrafterProposer(Proposer):
         if not use:
             return None
         limits = use.request.max_nodes, use.request.max_depth
-        return CompiledDrafts(use, *limits, ("", self.name), options=self.options)
+        return CompiledDrafts(use, *limits, (self.name,), options=self.options)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Note that the drafter has not read the tokens of this step, since it did not run in native code."""
@@ -111,23 +111,24 @@ class DraftModel(DrafterProposer):
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
         """Begin the call of the draft model."""
-        length = budget.clipped(self._config.draft_len)
-        if length and not self._has_draft:
-            self._client.begin(
-                context, self._config.draft_sampling(sampling), Budget(length, length), self._config.shape
-            )
+        budget = self._of_chain(budget)
+        if budget.max_nodes and not self._has_draft:
+            self._client.begin(context, self._config.draft_sampling(sampling), budget, self._config.shape)
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the draft model's chain of at most draft_len tokens."""
-        length = budget.clipped(self._config.draft_len)
-        if not length:
+        budget = self._of_chain(budget)
+        if not budget.max_nodes:
             return Proposal.empty()
-        budget = Budget(length, length)
         if self._has_draft:
             return self._take_draft(budget)
         response = self._client.propose(context, self._config.draft_sampling(sampling), budget, self._config.shape)
         self._use = self._client.use
         return Proposal(response.tree, (self.name,) * response.tree.num_nodes, response.q)
+
+    def _of_chain(self, budget: Budget) -> Budget:
+        """Return a chain's part of the budget; in a union, the next share of the nodes may be larger, the depth not."""
+        return Budget(budget.clipped(self._config.draft_len), min(self._config.draft_len, budget.max_depth))
 
 
 class HeadConfig(DrafterConfig):

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from orchestrator.core.context import Context
-from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree, TreeBuilder
 from orchestrator.core.types import Acceptance, FloatArray, HiddenStates, StepOptions
@@ -35,6 +35,19 @@ class Union(Proposer):
         self.name = "+".join(member.name for member in members)
         self._members = members
         self._caps = caps
+        self._budget = Budget(0, 0)
+
+    @property
+    def compiled(self) -> CompiledDrafts | None:
+        """What makes the next trees in native code, if it can draft for every member, and at most one has a drafter."""
+        members, max_nodes = list[CompiledDrafts](), self._budget.max_nodes
+        for member, cap in zip(self._members, self._caps, strict=True):
+            if (drafts := member.compiled) is None:
+                return None
+            members.append(drafts._replace(max_nodes=min(max_nodes, cap)))
+        if sum(not each.handle for each in members) > 1:
+            return None
+        return CompiledDrafts(None, max_nodes, self._budget.max_depth, (), options=self.options, members=tuple(members))
 
     @property
     def options(self) -> StepOptions:
@@ -46,7 +59,7 @@ class Union(Proposer):
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the members' trees, merged."""
-        tree, sources = TreeBuilder(), list[str]()
+        tree, sources, self._budget = TreeBuilder(), list[str](), budget
         for place, (member, cap) in enumerate(zip(self._members, self._caps, strict=True)):
             share = -(-(budget.max_nodes - tree.num_nodes) // (len(self._members) - place))
             member_budget = Budget(min(share, cap), budget.max_depth)
@@ -58,6 +71,11 @@ class Union(Proposer):
         states = self.options.hidden_states
         for member in self._members:
             member.observe(tree, _with_states(acceptance, states, member.options.hidden_states))
+
+    def observe_compiled(self, steps: Sequence[Step]) -> None:
+        """Let each member note what native code has read for it."""
+        for member in self._members:
+            member.observe_compiled(steps)
 
     def close(self) -> None:
         """Free what the members hold."""

@@ -32,7 +32,8 @@ class RequestBuilder:
     """Builds requests for one deployment and the checkpoint of its target.
 
     drafters: the drafters that are loaded. grammars: compiles structured output. streams: whether this Triton model can
-    send more than one response. capabilities: what the target's engine can serve.
+    send more than one response. capabilities: what the target's engine can serve. default: the request of a client that
+    names nothing but a prompt. Raises ConfigError if that request cannot be served.
     """
 
     config: ServingConfig
@@ -41,10 +42,11 @@ class RequestBuilder:
     grammars: Grammars
     streams: bool = True
     capabilities: Capabilities = field(default_factory=Capabilities)
+    default: GenerationRequest = field(init=False)
 
     def __post_init__(self) -> None:
         try:
-            self.build(RequestInputs(input_ids=(0,), temperature=self.capabilities.served_temperature))
+            object.__setattr__(self, "default", self.build(RequestInputs(input_ids=(0,))))
         except RequestError as error:
             raise ConfigError(f"default_speculation: {error}") from None
 
@@ -58,7 +60,7 @@ class RequestBuilder:
         stop = self._stop(inputs, limits.max_tokens)
         self._check_switches(inputs, limits.max_tokens)
         logits_options, served = logits_options_of(inputs, self.checkpoint, stop.ids), self.capabilities
-        sampling = sampling_of(inputs, logits_options, served.default_rule, served.epsilon)
+        sampling = sampling_of(inputs, logits_options, served.default_rule, served.epsilon, served.served_temperature)
         if sampling.rule is Rule.BLOCK or not served.trees:
             method = method.as_chain()
         method.check_rule(sampling.rule)

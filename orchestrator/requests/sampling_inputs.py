@@ -18,15 +18,16 @@ def sampling_of(
     logits_options: LogitsOptions,
     default_rule: Rule = Rule.COUPLED,
     default_epsilon: float = EPSILON,
+    default_temperature: float = 0.0,
 ) -> Sampling:
-    """Return a request's sampling, greedy by default.
+    """Return a request's sampling; the defaults are those of the target's engine.
 
     top_k ≤ 0 and top_p 0 or 1 mean off. Without a temperature, top_k > 1 or 0 < top_p < 1 implies temperature 1.
     A request without a seed gets a random one.
     """
     temperature, seed = inputs.temperature, inputs.seed
     if temperature is None:
-        temperature = 1.0 if inputs.top_k > 1 or 0.0 < inputs.top_p < 1.0 else 0.0
+        temperature = 1.0 if inputs.top_k > 1 or 0.0 < inputs.top_p < 1.0 else default_temperature
     return Sampling(
         temperature,
         top_k=max(inputs.top_k, 0),

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from orchestrator.core.errors import QueueFull, SaltQueueFull
 from orchestrator.deployment.config import ServingConfig
+from orchestrator.triton.logs import request_name
 from orchestrator.triton.places import POLL_S, Places, SharedPlaces, Taking
 
 log = logging.getLogger(__name__)
@@ -45,13 +46,14 @@ class RequestHandler(Protocol):
     """A request that waits or runs.
 
     deadline_s: when it is due, by time.monotonic(). num_places: how many of the `max_running` places it takes.
-    priority: its level; the lowest runs first. tenant: whose request it is.
+    priority: its level; the lowest runs first. tenant: whose request it is. request_id: the client's name for it.
     """
 
     deadline_s: float
     num_places: int
     priority: int
     tenant: str
+    request_id: str
 
     def run(self) -> None:
         """Serve the request to its end; must not raise."""
@@ -159,7 +161,7 @@ class Admission:
             refused = self._pop_refused() if len(self._waiting) > self._max_waiting else None
         self._run(started)
         if refused and refused is not new:
-            _guarded(partial(refused.request.give_up, "full"))
+            _guarded(refused.request, "give_up", partial(refused.request.give_up, "full"))
         return refused is not new
 
     def resize(self, max_running: int, max_waiting: int, tenant_limit: int | None) -> None:
@@ -215,16 +217,16 @@ class Admission:
             try:
                 threading.Thread(target=self._work, args=(request,), name="request", daemon=True).start()
             except RuntimeError:  # "can't start new thread": the limit of the container, or no memory
-                log.exception("a request is refused")
+                log.exception("no thread could be started; %s is refused", request_name(request.request_id))
                 with self._lock:
                     self._give_back(request)
-                _guarded(partial(request.give_up, "full"))
+                _guarded(request, "give_up", partial(request.give_up, "full"))
 
     def _work(self, request: RequestHandler) -> None:
         """Run a request; then, on the same thread, the first request for which its end has made room."""
         following: RequestHandler | None = request
         while following:
-            _guarded(following.run)
+            _guarded(following, "run", following.run)
             with self._lock:
                 self._give_back(following)
                 self._rate.note(following.num_places)
@@ -255,7 +257,11 @@ class Admission:
         begin = bisect.bisect_right(waiting, self._asked_until_s, key=lambda waiting: waiting.turn_s)
         asked = waiting[begin : begin + NUM_ASKED]
         self._asked_until_s = asked[-1].turn_s if begin + NUM_ASKED < len(waiting) else -math.inf
-        return {waiting: "cancelled" for waiting in asked if _guarded(waiting.request.is_cancelled)}
+        return {
+            waiting: "cancelled"
+            for waiting in asked
+            if _guarded(waiting.request, "is_cancelled", waiting.request.is_cancelled)
+        }
 
     def _give_up(self, reasons: Mapping[Waiting, str]) -> None:
         """Give up waiting requests for the reasons given, and start those for which there is room."""
@@ -265,13 +271,13 @@ class Admission:
             started = self._start()  # requests that were behind one that needed more places
         self._run(started)
         for waiting in given_up:
-            _guarded(partial(waiting.request.give_up, reasons[waiting]))
+            _guarded(waiting.request, "give_up", partial(waiting.request.give_up, reasons[waiting]))
 
 
-def _guarded(call: Callable[[], bool | None]) -> bool:
-    """Call a request; return its answer, or False if it raises: it must still free its places and not stop the poll."""
+def _guarded(request: RequestHandler, method: str, call: Callable[[], bool | None]) -> bool:
+    """Call a method of a request; return its answer, or False if it raises: it must still free its places."""
     try:
         return bool(call())
     except Exception:
-        log.exception("a request's response could not be sent")
+        log.exception("%s: %s raised", request_name(request.request_id), method)
         return False

@@ -17,6 +17,7 @@ from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.deployment.config import ServingConfig, load_config
 from orchestrator.deployment.heartbeat import Heartbeat
 from orchestrator.triton import pb
+from orchestrator.triton.logs import configure_logging
 from orchestrator.triton.metrics import (
     DRAFT_FAMILIES,
     ENGINE_FAMILIES,
@@ -96,8 +97,8 @@ class EngineHost(Generic[Request]):
         self._unpack = unpack
         self._pack = pack
         self._preparations: WorkerPool[None] = WorkerPool("preparation", NUM_PREPARING)
-        #: What computes the passes; a compiled engine does not say.
-        self.kernels: str = getattr(engine, "kernels", "its own")
+        #: What computes the passes: torch, native, or the engine itself if it is compiled.
+        self.kernels: str = getattr(engine, "kernels", "engine")
         self._exporter = MetricsExporter(ENGINE_FAMILIES, model=model)
         self._model, self._drafters, self._exporters = (
             model,
@@ -206,6 +207,7 @@ class EngineModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Load the model that the deployment names."""
+        configure_logging(args["model_name"])
         config = load_config(os.environ["SERVING_CONFIG"])
         self._host = self.load(args, config)
         self._host.show_info(config)

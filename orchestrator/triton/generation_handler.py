@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from orchestrator.core.errors import ClientDisconnected, EngineLost, ServingError, Unavailable, public_text
+from orchestrator.core.errors import (
+    ClientDisconnected,
+    EngineError,
+    EngineLost,
+    ServingError,
+    Unavailable,
+    public_text,
+)
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.generation.loop import SequenceState, Steps, generate
 from orchestrator.generation.responses import ResponseMerger, Responses, Send
@@ -22,6 +29,7 @@ from orchestrator.requests.inputs import RequestInputs
 from orchestrator.requests.request_builder import RequestBuilder
 from orchestrator.triton import pb
 from orchestrator.triton.clients import BlsTargetClient
+from orchestrator.triton.logs import request_name
 from orchestrator.triton.request_metrics import RequestMetrics, RequestTimes, reason_of
 from orchestrator.triton.tracing import Traces
 
@@ -38,7 +46,8 @@ class GenerationHandler:
     """One client request; implements `orchestrator.triton.admission.RequestHandler`.
 
     sender: Triton's response sender. steps: returns what runs the steps of one of its sequences. refuse: answers a
-    request that never ran, given the reason. memory: where outputs are remembered; None = nowhere.
+    request that never ran, given the reason. memory: where outputs are remembered; None = nowhere. request_id: the
+    client's name for it, for logs and spans; "" if it has none.
     Invariant: whatever happens, the client gets its responses or one error, then the FINAL flag, once.
     """
 
@@ -51,6 +60,7 @@ class GenerationHandler:
     memory: ResponseMemory | None
     metrics: RequestMetrics
     traces: Traces | None = None
+    request_id: str = ""
     times: RequestTimes = field(default_factory=RequestTimes)
     _failed: bool = False
     _cancelled: bool = False
@@ -76,7 +86,7 @@ class GenerationHandler:
             outputs = self._serve(request)
         except Exception as error:
             self.metrics.refused(reason_of(error))
-            send_error(self.sender, error)
+            send_error(self.sender, error, self.request_id)
         else:
             if self.builder.streams:
                 pb.send_final(self.sender)
@@ -128,7 +138,7 @@ class GenerationHandler:
             target.release()
         self.metrics.ended(self.times, sequence, request.plan.method)
         if self.traces:
-            self.traces.ended(self.times, sequence, request.plan.method)
+            self.traces.ended(self.times, sequence, request.plan.method, self.request_id)
         ended = sequence.output.finish in (FinishReason.STOP, FinishReason.LENGTH)
         return sequence.context.output[: sequence.output.num_tokens] if ended else []
 
@@ -150,10 +160,12 @@ class GenerationHandler:
         pb.send(self.sender, tensors, final=not self.builder.streams)
 
 
-def send_error(sender: Any, error: Exception) -> None:
+def send_error(sender: Any, error: Exception, request_id: str = "") -> None:
     """Answer with an error and the FINAL flag; the cause of an error that is not ours goes to the log only."""
-    if not isinstance(error, ServingError):
-        log.error("a request failed", exc_info=error)
+    if isinstance(error, EngineError):
+        log.error("%s failed: %s", request_name(request_id), error)
+    elif not isinstance(error, ServingError):
+        log.error("%s failed", request_name(request_id), exc_info=error)
         error = ServingError("internal error; the server's log has the cause")
     # Together with the flag: unary gRPC reports OK for an error whose flag comes after it.
     pb.send_error(sender, public_text(error), error)

@@ -61,10 +61,10 @@ class Places:
 class SharedPlaces(Places):
     """The places of a deployment, shared by all processes that are given the same folder.
 
-    Each place is a file. A process takes it by locking it, and with a tenant_limit writes a digest of its tenant into
-    it; the kernel frees the locks of a process that dies. A process that finds too few places keeps the turn, which is
-    another lock: until it has its places, no other process takes one. Then it leaves the turn to the others for two
-    polls, so that processes in which requests always wait alternate.
+    Each place is a file. A process takes it by locking it, and writes a digest of its tenant into it, also without a
+    tenant_limit, since a reload may set one; the kernel frees the locks of a process that dies. A process that finds
+    too few places keeps the turn, which is another lock: until it has its places, no other process takes one. Then it
+    leaves the turn to the others for two polls, so that processes in which requests always wait alternate.
     """
 
     def __init__(self, folder: Path, count: int, tenant_limit: int | None = None) -> None:
@@ -130,9 +130,8 @@ class SharedPlaces(Places):
         """Keep the places found if they are enough; else free them, and keep the turn once others have had it."""
         now_s = time.monotonic()
         if len(found) == number:
-            if self._tenant_limit is not None:
-                for place in found:
-                    os.pwrite(place, _digest(tenant), 0)
+            for place in found:
+                os.pwrite(place, _digest(tenant), 0)
             self._taken += [(place, tenant) for place in found]
             self._free = [place for place in self._free if place not in found]
             if self._has_turn:

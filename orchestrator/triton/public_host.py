@@ -24,20 +24,21 @@ from orchestrator.proposers.drafter_clients import DraftAnswer
 from orchestrator.proposers.memory import ResponseMemory, new_memory
 from orchestrator.proposers.sources import ProposerSources
 from orchestrator.requests.generation_request import GenerationRequest
-from orchestrator.requests.inputs import RequestInputs, read
+from orchestrator.requests.inputs import read
 from orchestrator.requests.request_builder import RequestBuilder
 from orchestrator.triton import pb
 from orchestrator.triton.admission import Admission, queue_full
 from orchestrator.triton.breaker import Breaker
 from orchestrator.triton.clients import GRACE_S, BlsDrafterClient, BlsTargetClient
 from orchestrator.triton.generation_handler import GenerationHandler, send_error
+from orchestrator.triton.logs import configure_logging
 from orchestrator.triton.metrics import DRAFT_FAMILIES, MetricsExporter, draft_values
 from orchestrator.triton.renewal import Load, Renewal
 from orchestrator.triton.request_metrics import RequestMetrics, reason_of
 from orchestrator.triton.tracing import Traces
 
 SHUTDOWN_LIMIT_S = 20.0
-# Sending a refusal waits for Triton's process, so several threads send them, never the one that takes requests in.
+# Sending a refusal waits for Triton's process, so a pool of threads sends them, never the thread that accepts requests.
 NUM_REFUSING, REFUSING_LIMIT_S = 8, 5.0
 
 
@@ -58,6 +59,7 @@ class PublicHost:
 
         Raises ConfigError when a request that names no method could not be served.
         """
+        configure_logging(args["model_name"])
         config = load_config(os.environ["SERVING_CONFIG"])
         self._checkpoint = served_checkpoint(config)
         self._streams = bool(json.loads(args["model_config"]).get("model_transaction_policy", {}).get("decoupled"))
@@ -91,10 +93,9 @@ class PublicHost:
         drafters, capabilities = frozenset(config.drafters), capabilities_of(config)
         builder = RequestBuilder(config, checkpoint, drafters, sources.grammars, self._streams, capabilities)
         served = Served(config, memory, sources, builder)
-        request = builder.build(RequestInputs(input_ids=(0,)))
         try:
-            if not (config.has_runs and request.plan.drafter):  # the target's process has the drafter
-                request.plan.proposer(self._dependencies(served, request))
+            if not (config.has_runs and builder.default.plan.drafter):  # the target's process has the drafter
+                builder.default.plan.proposer(self._dependencies(served, builder.default))
         except RequestError as error:
             raise ConfigError(f"default_speculation: {error}") from None
         return served
@@ -121,7 +122,7 @@ class PublicHost:
                 self._accept(request, sender)
             except Exception as error:
                 self._metrics.refused(reason_of(error))
-                self._send_refusal(sender, error)
+                self._send_refusal(sender, error, request.request_id())
 
     def is_ready(self) -> bool:
         """Tell Triton, which asks from release 26.03 on, whether new requests are accepted."""
@@ -161,6 +162,7 @@ class PublicHost:
             None if served.config.has_runs else served.memory,  # runs are remembered in the target's process
             self._metrics,
             self._traces,
+            request.request_id(),
         )
         if not self._admission.admit(handler):
             raise self._full()
@@ -184,11 +186,11 @@ class PublicHost:
                 error = Unavailable(f"the request was {reason}")
         self._send_refusal(sender, error)
 
-    def _send_refusal(self, sender: Any, error: Exception) -> None:
+    def _send_refusal(self, sender: Any, error: Exception, request_id: str = "") -> None:
         """Send a refusal from another thread, or from this one if the system allows no more threads."""
-        sent = self._refusals.start(partial(send_error, sender, error)).future
+        sent = self._refusals.start(partial(send_error, sender, error, request_id)).future
         if sent.done() and isinstance(sent.exception(), Unavailable):
-            send_error(sender, error)
+            send_error(sender, error, request_id)
 
     def _load(self) -> Load:
         """Return what decides whether this process is replaced."""

@@ -125,7 +125,7 @@ class RequestMetrics:
         try:
             self._count(times, sequence, method)
         except Exception:
-            log.exception("a sequence was not counted")
+            log.exception("the metrics of a sequence could not be recorded")
 
     def refused(self, reason: str) -> None:
         """Count a request that was answered with an error; reason: one of REFUSALS."""
@@ -165,22 +165,22 @@ class RequestMetrics:
         totals.add("spec_request_success_total", finished_reason=reason.value)
         totals.add("spec_prompt_tokens_total", sequence.context.prompt_len)
         totals.add("spec_prefix_cache_hits_total", sequence.statistics.num_cached_tokens)
-        totals.add("spec_generation_tokens_total", sequence.output.num_tokens, method=method)
+        totals.add("spec_generation_tokens_total", sequence.statistics.num_tokens, method=method)
         totals.observe("spec_request_prompt_tokens", sequence.context.prompt_len)
-        totals.observe("spec_request_generation_tokens", sequence.output.num_tokens)
+        totals.observe("spec_request_generation_tokens", sequence.statistics.num_tokens)
         totals.observe("spec_request_queue_time_seconds", times.started_s - times.arrived_s)
         self._count_times(times, sequence, method)
         self._count_drafts(sequence, method)
 
     def _count_times(self, times: RequestTimes, sequence: SequenceState, method: str) -> None:
         totals, statistics = self._totals, sequence.statistics
-        chunks = [(at_s, count) for at_s, count in statistics.chunks if count]
-        if not chunks:
+        responses = [(at_s, count) for at_s, count in statistics.responses if count]
+        if not responses:
             return
-        first_s, last_s = chunks[0][0], chunks[-1][0]
+        first_s, last_s = responses[0][0], responses[-1][0]
         totals.observe("spec_time_to_first_token_seconds", first_s - times.arrived_s)
         totals.observe("spec_e2e_request_latency_seconds", last_s - times.arrived_s)
-        for (before_s, _), (at_s, count) in pairwise(chunks):
+        for (before_s, _), (at_s, count) in pairwise(responses):
             totals.observe("spec_inter_chunk_latency_seconds", at_s - before_s)
             totals.observe("spec_inter_token_latency_seconds", (at_s - before_s) / count, count)
         rest_s = (last_s - first_s) - statistics.draft_s - statistics.target_s

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
+from orchestrator.core.proposal import NAME_BITS, CompiledDrafts
+from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import HiddenStates
 from orchestrator.wire.drafter import DrafterUse
 from runtime.engine.bursts import Planned, StepCall
 from runtime.engine.calls import BurstRequest, Progress
 from runtime.engine.local_drafter import DraftingEngine, LocalDrafter
 from runtime.kv.batch import Segment
-from runtime.native.decoding import DecodedSteps
+from runtime.native.decoding import DecodedSteps, Draft
 from runtime.native.drafters import ContinuedDraft, NativeDrafter, NativeUse, NativeUses
 
 #: Maximum steps of a burst; KV slots for this many tokens and for a tree are reserved before it begins.
@@ -82,9 +87,13 @@ class BurstDrafters:
 
 
 class _Loan(NamedTuple):
-    """A drafter's part in a burst for the sequence at this place. context_len: of its text before the burst."""
+    """A drafter's part in a burst for the sequence at this place.
+
+    number: the drafter's among the methods of the sequence. context_len: of its text before the burst.
+    """
 
     place: int
+    number: int
     use: DrafterUse
     continued: ContinuedDraft
     hidden_states: HiddenStates
@@ -92,34 +101,50 @@ class _Loan(NamedTuple):
 
     def settle(self, decoded: DecodedSteps) -> None:
         """Note what the drafter has read, and its draft after the last step."""
+        drafted = self._drafted(decoded.draft)
         self.use.num_read = decoded.num_read
-        self.use.following = None if decoded.is_over else decoded.draft.tree
+        self.use.following = None if decoded.is_over else drafted
         if sequence := self.continued.sequence:
             has_read_drafts = decoded.num_read > self.context_len + len(decoded.tokens)
-            drafts = decoded.draft.tree.tokens.tolist() if has_read_drafts else []
+            drafts = drafted.tokens.tolist() if has_read_drafts else []
             sequence.extend(self.context_len, decoded.tokens, drafts, decoded.num_read)
+
+    def _drafted(self, draft: Draft) -> TokenTree:
+        """Return the drafter's part of a tree; merged with the other methods' trees again, it gives the same tree."""
+        is_own = np.array(draft.names, np.int32) >> NAME_BITS * self.number & (1 << NAME_BITS) - 1
+        return draft.tree.only(np.flatnonzero(is_own).astype(np.int32) + 1)
 
 
 def _members(planned: Planned) -> dict[LocalDrafter, list[int]]:
     """Return the places of the calls that each drafter drafts for in native code."""
     members: dict[LocalDrafter, list[int]] = {}
     for place, (call, _) in enumerate(planned):
-        request = call.request
-        drafts = request.continuation.drafts if isinstance(request, BurstRequest) else None
-        if drafts and isinstance(use := drafts.owner, DrafterUse):
-            assert isinstance(use.drafter, LocalDrafter)
-            members.setdefault(use.drafter, []).append(place)
+        for each in _methods_of(call):
+            if isinstance(use := each.owner, DrafterUse):
+                assert isinstance(use.drafter, LocalDrafter)
+                members.setdefault(use.drafter, []).append(place)
     return members
+
+
+def _methods_of(call: StepCall) -> tuple[CompiledDrafts, ...]:
+    """Return the methods that draft for a call in native code."""
+    request = call.request
+    drafts = request.continuation.drafts if isinstance(request, BurstRequest) else None
+    return drafts.members_or_self if drafts else ()
 
 
 def _loan_of(engine: DraftingEngine, call: StepCall, segment: Segment, place: int) -> _Loan | None:
     """Return a drafter's part in a burst for a call; None if it has not read all of the text."""
-    request, context = call.request, segment.sequence.context
-    assert isinstance(request, BurstRequest) and request.continuation.drafts
-    drafts = request.continuation.drafts
-    assert isinstance(drafts.owner, DrafterUse)
+    request, context, methods = call.request, segment.sequence.context, _methods_of(call)
+    assert isinstance(request, BurstRequest)
+    number, drafts, use = next(
+        (number, each, each.owner) for number, each in enumerate(methods) if isinstance(each.owner, DrafterUse)
+    )
     num_ahead = min(request.continuation.max_tokens, MAX_STEPS)
-    continued = engine.continued(drafts.owner.request, context, num_ahead)
+    # In a union, its share of the nodes is another one at each step; drafts.max_nodes is the maximum.
+    continued = engine.continued(replace(use.request, max_nodes=drafts.max_nodes), context, num_ahead)
     if continued is None:
         return None
-    return _Loan(place, drafts.owner, continued, drafts.options.hidden_states, len(context))
+    if len(methods) > 1:  # the drafts that it has read may not be those that are accepted
+        continued = continued._replace(num_read=len(context))
+    return _Loan(place, number, use, continued, drafts.options.hidden_states, len(context))

@@ -124,7 +124,7 @@ def _steps(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], waited_
             num_beside=load.num_beside,
         )
         if names and request.continuation.drafts:
-            sources = tuple(request.continuation.drafts.sources[bits] for bits in names)
+            sources = tuple(map(request.continuation.drafts.source_of, names))
         proposal = Proposal(tree, sources) if tree.num_nodes else Proposal.empty()
         step_s = 1e-6 * (step.pass_us + step.verify_us)
         steps.append(Step(proposal, acceptance, draft_s, step_s))

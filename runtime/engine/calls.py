@@ -83,14 +83,19 @@ class DraftedChain:
 class Progress:
     """Counters that an engine shares with its thread.
 
-    num_passes, num_calls: passes run, and the calls in them. num_waiting: items in the thread's inbox, and threads
-    that need a drafter which a burst has borrowed; while it is not 0, a burst begins no more steps.
+    num_passes, num_calls: passes run, and the calls that took part in them. num_waiting: items in the thread's inbox,
+    and threads that need a drafter which a burst has borrowed; while it is not 0, a burst begins no more steps.
     """
 
     num_passes: int = 0
     num_calls: int = 0
     num_waiting: ctypes.c_int32 = field(default_factory=ctypes.c_int32)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    def count(self, num_calls: int, num_passes: int = 1) -> None:
+        """Count passes in each of which `num_calls` calls took part."""
+        self.num_passes += num_passes
+        self.num_calls += num_passes * num_calls
 
     def add_waiting(self, number: int) -> None:
         """Change num_waiting; any thread may call."""
@@ -156,7 +161,8 @@ class EngineCall(Generic[Request]):
 class Engine(Protocol[Request]):
     """The engine that an engine thread runs: one forward pass at a time over all waiting calls.
 
-    progress: shared with the thread, which counts one pass for each `advance`; the engine counts any others.
+    progress: shared with the thread; the engine counts a pass before it answers the calls in it, so that a caller with
+    an answer finds its pass counted.
     """
 
     progress: Progress

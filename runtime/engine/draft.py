@@ -25,6 +25,7 @@ from runtime.native.draft_calls import NativeDraft
 from runtime.native.drafters import ContinuedDraft, NativeDrafter
 from runtime.native.model import NativeModel
 from runtime.sampling import served
+from runtime.sampling.changes import Changes, processed
 from runtime.sampling.drafts import candidates
 
 #: Fraction of a call's time after which its chain gets no more tokens; the rest is for the current pass.
@@ -72,7 +73,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
         sequence = self.sequences.find(request.delta.sequence_id, context)
         if sequence is None or sequence.num_computed < len(context):
             return None
-        length = min(request.max_nodes, request.max_depth)
+        length = request.max_depth  # in a union, the draft model's share of the nodes is another one at each step
         sequence.reserve_up_to(len(context) + num_ahead + length)
         draft = NativeDraft(
             sampling=request.sampling,
@@ -101,6 +102,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
         return min(call.request.max_nodes, call.request.max_depth, room)
 
     def _run(self, planned: list[tuple[DraftCall, Segment]]) -> None:
+        self.progress.count(len(planned))
         segments = [segment for _, segment in planned]
         ready = [row for row, (_, s) in enumerate(planned) if s.last == len(s.sequence.ids)]
         if ready and all(self.is_native(planned[row][0].request) for row in ready):
@@ -110,10 +112,9 @@ class DraftEngine(PagedEngine[DraftRequest]):
         if not ready:
             return
         calls = [planned[row][0] for row in ready]
-        processed = torch.cat(
-            [self._processed(call, logits[row, None]) for call, row in zip(calls, ready, strict=True)]
-        )
-        for call, token in zip(calls, _next_tokens(calls, processed, self._sharpness), strict=True):
+        rows = processed([logits[row, None] for row in ready], [self._changes(call) for call in calls])
+        joined = torch.cat([own.to(logits.dtype) for own in rows])
+        for call, token in zip(calls, _next_tokens(calls, joined, self._sharpness), strict=True):
             call.opened.publish(call.delta.prefix_len)
             call.opened.context.commit([token])
             is_full = len(call.opened.ids) - call.delta.prefix_len == self._length(call)
@@ -134,12 +135,10 @@ class DraftEngine(PagedEngine[DraftRequest]):
             call.opened.publish(call.delta.prefix_len)
             call.reply(_drafted(call))
 
-    def _processed(self, call: DraftCall, logits: Tensor) -> Tensor:
-        """Return the logits as the request's processors change them, (1, V); drafted tokens count as output."""
+    def _changes(self, call: DraftCall) -> Changes | None:
+        """Return what the request's processors change in the logits of its one row; drafted tokens count as output."""
         processors, context, prefix_len = self._processors(call), call.opened.context, call.delta.prefix_len
-        if processors is None:
-            return logits
-        return processors.apply(logits, context, prefix_len, [context.ids[prefix_len:]]).to(logits.dtype)
+        return processors.changes(context, prefix_len, [context.ids[prefix_len:]]) if processors else None
 
 
 def _has_used_its_time(call: DraftCall) -> bool:

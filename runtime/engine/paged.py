@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol
+from typing import Any, Generic, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from runtime.native.chains import NativeChain
 from runtime.native.decoding import DecodedSteps, Decoding, Draft, steps_of
 from runtime.native.model import NativeModel
 from runtime.sampling.logits_processors import LogitsProcessors, processors_for
+from runtime.staging import stage
 
 
 class Model(Protocol):
@@ -51,6 +52,13 @@ class Model(Protocol):
 
     def feature_columns(self, wanted: HiddenStates) -> slice:
         """Return the columns of these hidden states in the cache; an empty slice unless all of them are kept."""
+
+
+class Features(NamedTuple):
+    """Hidden states, (r, width) float32, of consecutive positions from the first on; None if they are not wanted."""
+
+    states: np.ndarray | None
+    start: int
 
 
 class PagedModel:
@@ -157,19 +165,30 @@ class PagedModel:
             sequence.context.commit(Acceptance(*accepted).tokens(tree))
             sequence.publish(len(sequence.ids))
 
-    def features(self, sequence: CachedSequence, options: StepOptions) -> tuple[np.ndarray | None, int]:
-        """Return the newest hidden states from options.features_from on, (r, width) float32, and the first position.
+    def features(self, requests: Sequence[tuple[CachedSequence, StepOptions]]) -> list[Features]:
+        """Return the newest hidden states that each request wants, from options.features_from on, in one copy.
 
-        r is at most MAX_FEATURE_ROWS, and 0 if features_from is beyond the computed tokens.
+        They are at most MAX_FEATURE_ROWS, and none if features_from is beyond the computed tokens.
         """
-        if options.features_from is None:
-            return None, 0
-        store = self.cache.features[:, self.model.feature_columns(options.hidden_states)]
-        if not store.shape[1]:
-            return None, 0
-        start = max(options.features_from, sequence.num_computed - MAX_FEATURE_ROWS, 0)
-        slots = [sequence.slot(index) for index in range(start, sequence.num_computed)]
-        return store[torch.tensor(slots, dtype=torch.long, device=store.device)].float().cpu().numpy(), start
+        wanted: dict[int, tuple[slice, range]] = {}
+        for number, (sequence, options) in enumerate(requests):
+            columns = self.model.feature_columns(options.hidden_states)
+            if options.features_from is not None and columns.start < columns.stop:
+                end = sequence.num_computed
+                start = max(options.features_from, end - MAX_FEATURE_ROWS, 0)
+                wanted[number] = columns, range(start, max(start, end))
+        result = [Features(None, 0)] * len(requests)
+        if not wanted:
+            return result
+        slots = [requests[number][0].slot(place) for number, (_, places) in wanted.items() for place in places]
+        (index,) = stage([np.array(slots, np.int64)], self.model.device)
+        left, right = min(own.start for own, _ in wanted.values()), max(own.stop for own, _ in wanted.values())
+        states = self.cache.features[:, left:right][index].cpu().float().numpy()
+        stops = np.cumsum([len(places) for _, places in wanted.values()])
+        for (number, (columns, places)), rows in zip(wanted.items(), np.split(states, stops[:-1]), strict=True):
+            own = rows[:, columns.start - left : columns.stop - left]
+            result[number] = Features(np.ascontiguousarray(own), places.start)
+        return result
 
     def _note_computed(self, segments: list[Segment]) -> None:
         now_s = time.monotonic()
@@ -219,7 +238,7 @@ class PagedEngine(Generic[Request]):
         raise NotImplementedError
 
     def _run(self, planned: list[tuple[EngineCall[Request], Segment]]) -> None:
-        """Run a pass over these segments, and answer the calls that it completes."""
+        """Run and count a pass over these segments, and answer the calls that it completes."""
         raise NotImplementedError
 
     def _processors(self, call: EngineCall[Request]) -> LogitsProcessors | None:

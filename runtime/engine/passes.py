@@ -18,8 +18,7 @@ log = logging.getLogger(__name__)
 class Passes(Generic[Request]):
     """Runs an engine's passes; one thread at a time may call.
 
-    progress: passes so far and the calls in them; the engine adds those that a single `advance` runs beyond the first.
-    pass_s: the time of all passes.
+    progress: passes so far and the calls in them, counted by the engine. pass_s: the time of all passes.
     """
 
     def __init__(self, engine: Engine[Request]) -> None:
@@ -28,13 +27,11 @@ class Passes(Generic[Request]):
         self.pass_s = 0.0
 
     def run(self, calls: list[EngineCall[Request]]) -> list[EngineCall[Request]]:
-        """Run a pass over these calls and return those that need another one."""
-        began_s = time.monotonic()
-        # Counted before the calls are answered, so that a caller with an answer finds its pass counted.
-        self.progress.num_passes += 1
-        self.progress.num_calls += len(calls)
+        """Run a pass over these calls, if any has something to compute; return those that need another one."""
+        began_s, before = time.monotonic(), self.progress.num_passes
         waiting = self._advance(calls)
-        self.pass_s += time.monotonic() - began_s
+        if self.progress.num_passes > before:  # otherwise every call was refused, or waits for blocks
+            self.pass_s += time.monotonic() - began_s
         return waiting
 
     def status(self) -> EngineStatus:

@@ -87,9 +87,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         """Run the passes that the scheduler makes of a plan."""
         parts, in_plan = bursts.parts_of(planned), {call for call, _ in planned}
         others = [bursts.kind_of(call) for call in self._calls if not (call.answered or call in in_plan)]
-        self.progress.num_calls -= len(self._scheduler.delayed(parts))
-        for number, each in enumerate(self._scheduler.passes(parts, others)):
-            self.progress.num_passes += number > 0  # the caller has counted the first one
+        for each in self._scheduler.passes(parts, others):
             for part in each.due:
                 part.item[0].answer_finished()
             self._run_pass([part.item for part in each.parts], each.limit_s, each.is_atypical, each.num_beside)
@@ -107,6 +105,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         planned = [each for each in planned if not each[0].answer_finished()]
         if not planned:
             return
+        self.progress.count(len(planned))
         for call, segment in planned:
             if segment.last == call.delta.prefix_len:  # otherwise it is a part of a long context, without the tree
                 segment.tree = call.request.tree
@@ -128,10 +127,13 @@ class TargetEngine(PagedEngine[StepRequest]):
             ]
         )
         forward_us, verify_us = _us(computed_s - began_s), _us(time.monotonic() - computed_s)
+        features = self.paged.features([(call.opened, call.request.options) for call, _ in complete])
         load = load_of(planned, results, is_atypical, num_beside)
-        for (call, part), result in zip(complete, results, strict=True):
+        for (call, part), result, own in zip(complete, results, features, strict=True):
             answer = replace(
                 self._settle(call, part, result),
+                features=own.states,
+                features_start=own.start,
                 queue_us=_us(began_s - call.arrived_s),
                 forward_us=forward_us,
                 verify_us=verify_us,
@@ -177,9 +179,7 @@ class TargetEngine(PagedEngine[StepRequest]):
         self, planned: Planned, decoded: list[DecodedSteps], began_s: float, may_wait: bool, num_beside: int
     ) -> None:
         """Note a burst. may_wait: calls may stay unanswered until their hold is over, so that the burst can resume."""
-        num_more = len(decoded[0].steps) - 1  # the first pass is counted already
-        self.progress.num_passes += num_more
-        self.progress.num_calls += num_more * len(planned)
+        self.progress.count(len(planned), num_passes=len(decoded[0].steps))
         # A segment now ends where the burst has; the steps extended what was before it.
         context_lens = [
             segment.last - len(each.tokens) + 1 for (_, segment), each in zip(planned, decoded, strict=True)
@@ -206,8 +206,8 @@ class TargetEngine(PagedEngine[StepRequest]):
         )
 
     def _settle(self, call: StepCall, logits: Tensor, result: VerifyResult) -> Acceptance:
-        """Return the answer, once the accepted path is committed; logits: (m + 1, V), after the root and each node."""
-        accepted, options, sequence = result.accepted, call.request.options, call.opened
+        """Return the answer, without features, once its path is committed; logits: (m + 1, V), after root and nodes."""
+        accepted, options = result.accepted, call.request.options
         logprobs = top_ids = top_logprobs = None
         if options.logprobs or options.num_top:
             rows = logits[[0, *accepted.path]]
@@ -217,16 +217,13 @@ class TargetEngine(PagedEngine[StepRequest]):
             if options.num_top:
                 top_ids, top_logprobs = served.top_log_probs(rows, options.num_top)
         node_top_ids = served.top_ids(logits, options.num_node_top) if options.num_node_top else None
-        features, features_start = self.paged.features(sequence, options)
         return Acceptance(
             *accepted,
             target_tokens=np.array(result.target_tokens, np.int32) if options.target_tokens else None,
             logprobs=logprobs,
             top_ids=top_ids,
             top_logprobs=top_logprobs,
-            features=features,
-            features_start=features_start,
-            num_cached_tokens=sequence.num_cached,
+            num_cached_tokens=call.opened.num_cached,
             node_top_ids=node_top_ids,
         )
 

@@ -198,4 +198,7 @@ class EngineThread(Generic[Request]):
         now_s = time.monotonic()
         waiting = {call.sequence_id for call in self._calls}
         answered = [call.sequence_id for call in calls if call.sequence_id not in waiting]
-        self.batching.answered(answered, now_s, (now_s - began_s) / (self.num_passes - before))
+        num_run = self.num_passes - before
+        # If nothing was computed, nothing is learnt about the cost of a pass.
+        pass_s = (now_s - began_s) / num_run if num_run else self.batching.pass_s
+        self.batching.answered(answered, now_s, pass_s)

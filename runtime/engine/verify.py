@@ -12,6 +12,7 @@ from orchestrator.core.context import Context
 from orchestrator.core.tree import BoolArray
 from orchestrator.sampling.accept import AcceptedPath
 from runtime.sampling.accept import AcceptInput
+from runtime.sampling.changes import processed
 from runtime.sampling.logits_processors import LogitsProcessors
 from runtime.sampling.served import decide
 
@@ -44,11 +45,12 @@ def verify(inputs: Sequence[VerifyInput], logits: Sequence[Tensor]) -> list[Veri
     logits: per input (m + 1, V) in the model's dtype, after the root and each node; not changed.
     Invariant: a result depends only on its own input and rows.
     """
-    rows = [
-        own
-        if each.logits_processors is None
-        else each.logits_processors.apply(own, each.context, each.prefix_len, each.tree.paths, each.legal)
-        for each, own in zip(inputs, logits, strict=True)
+    changes = [
+        each.logits_processors.changes(each.context, each.prefix_len, each.tree.paths, each.legal)
+        if each.logits_processors
+        else None
+        for each in inputs
     ]
+    rows = processed(logits, changes)
     found = decide(inputs, rows, [each.wants_target_tokens for each in inputs])
     return [VerifyResult(AcceptedPath(path, token), target_tokens) for path, token, target_tokens in found]

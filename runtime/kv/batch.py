@@ -134,17 +134,22 @@ class Pass(Generic[AnySegment]):
         return self._layout.groups
 
     def by_group(self, row: Tensor) -> list[Tensor]:
-        """Return the tokens of each group, (B, n, …), padded; row: (N, …)."""
+        """Return the tokens of each group, (B, H, n, d), padded; row: (1, H, N, d)."""
         if not self._layout.is_in_order:
-            return [row[group.device.rows] for group in self.groups]
-        parts = row.split([group.size * group.num_rows for group in self.groups])
-        return [part.view(group.size, -1, *row.shape[1:]) for part, group in zip(parts, self.groups, strict=True)]
+            return [row[0, :, group.device.rows].transpose(0, 1) for group in self.groups]
+        parts = row.split([group.size * group.num_rows for group in self.groups], dim=2)
+        return [
+            part if group.size == 1 else part[0].unflatten(1, (group.size, -1)).transpose(0, 1)
+            for part, group in zip(parts, self.groups, strict=True)
+        ]
 
     def in_row(self, parts: list[Tensor]) -> Tensor:
-        """Return the row, (N, …), of the groups' tokens, (B, n, …) each: the reverse of `by_group`."""
-        flat = [part.reshape(-1, *part.shape[2:]) for part in parts]
+        """Return the row, (1, N, H, d), of the groups' tokens, (B, H, n, d) each; `by_group` is its reverse."""
+        if self._layout.is_in_order and all(group.size == 1 for group in self.groups):
+            return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)).transpose(1, 2)
+        flat = [part.transpose(1, 2).flatten(0, 1) for part in parts]
         joined = flat[0] if len(flat) == 1 else torch.cat(flat)
-        return joined if self._layout.is_in_order else joined[self._layout.places]
+        return (joined if self._layout.is_in_order else joined[self._layout.places])[None]
 
     @property
     def windows(self) -> set[int | None]:
@@ -158,7 +163,10 @@ class Pass(Generic[AnySegment]):
         ends = np.cumsum([segment.num_tokens for segment in segments]).tolist()
         is_joined = joins(self.device)
         members = grouped(segments) if is_joined else [[index] for index in range(len(segments))]
-        groups = [Group([segments[i] for i in own], [ends[i] - segments[i].num_tokens for i in own]) for own in members]
+        groups = [
+            Group([segments[i] for i in own], [ends[i] - segments[i].num_tokens for i in own], is_joined)
+            for own in members
+        ]
         is_in_order = _are_in_order(groups)
         columns = [
             [token for s in segments for token in s.token_ids()],

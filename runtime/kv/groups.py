@@ -110,11 +110,11 @@ class Group:
     """B segments that attend in one call. starts: the index in the pass of each segment's first token.
 
     num_rows: n. num_slots: S. span: the slots of a single segment whose blocks are contiguous, which is read without a
-    copy.
+    copy. is_staged: the pass sets `device`; otherwise it is a single segment on a CPU.
     """
 
-    def __init__(self, segments: Sequence[PassSegment], starts: Sequence[int]) -> None:
-        self._segments, self.starts = segments, starts
+    def __init__(self, segments: Sequence[PassSegment], starts: Sequence[int], is_staged: bool) -> None:
+        self._segments, self.starts, self._is_staged = segments, starts, is_staged
         self.sizes = [segment.num_tokens for segment in segments]
         self.size, self.num_rows = len(segments), max(self.sizes)
         self.num_slots = max(segment.num_slots for segment in segments)
@@ -147,7 +147,7 @@ class Group:
 
     @cached_property
     def device(self) -> GroupArrays:
-        """The same on the device: set by the pass, which copies all groups at once, except on a CPU without groups."""
+        """The same on the device: set by the pass, which copies all groups at once, if the group is staged."""
         return GroupArrays(*map(torch.from_numpy, self.host))
 
     @cached_property
@@ -157,7 +157,7 @@ class Group:
     def keys_and_values(self, store: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values, (B, kv_heads, S, head_dim) each; store: (2, kv_heads, slots, head_dim)."""
         if self.span is not None:
-            own = store[:, None, :, self.span]
+            own = store.narrow(2, self.span.start, self.num_slots).unsqueeze(1)
         else:
             own = store[:, :, self._slots].unflatten(2, (self.size, self.num_slots)).transpose(1, 2)
         keys, values = own.unbind()
@@ -189,10 +189,10 @@ class Group:
         limit = None if window is None or window > int(self.host.positions.max()) else window
         if limit is None and all((each.reach >= self.num_slots).all() for each in self._visible):
             return None
-        slots = self._indices(-(-self.num_slots // BIAS_ALIGNMENT) * BIAS_ALIGNMENT)
-        seen = self._seen(slots)
+        width = -(-self.num_slots // BIAS_ALIGNMENT) * BIAS_ALIGNMENT
+        seen = self._seen(self._indices(width)) if self._is_staged else torch.from_numpy(self._seen_alone(width))
         if limit is not None:
-            seen &= self._distances(slots) < limit
+            seen &= self._distances(self._indices(width)) < limit
         bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
         return bias.repeat(1, heads_per_key, 1)[:, None, :, : self.num_slots]
 
@@ -204,6 +204,13 @@ class Group:
         if margins > 2:
             columns = (slots - arrays.start + 1).clamp_(0, margins - 1)
             seen |= arrays.seen.gather(2, columns[:, None].expand(seen.shape))
+        return seen
+
+    def _seen_alone(self, width: int) -> np.ndarray:
+        """Return the same of a single segment, (1, n, width), without the arrays that a GPU needs."""
+        (visible,) = self._visible
+        seen = np.arange(width) < visible.reach[None, :, None]
+        seen[0, :, visible.start : visible.start + visible.seen.shape[1]] |= visible.seen
         return seen
 
     def _distances(self, slots: Tensor) -> Tensor:

@@ -40,12 +40,12 @@ def paged_tree_attention(
     store[1].index_copy_(1, batch.slots, value[0])
     num_heads, num_kv_heads = query.shape[1], key.shape[1]
     outputs = []
-    for group, own in zip(batch.groups, batch.by_group(query[0].transpose(0, 1)), strict=True):
-        by_key = own.transpose(1, 2).reshape(group.size, num_kv_heads, -1, own.shape[3])
+    for group, own in zip(batch.groups, batch.by_group(query), strict=True):
+        by_key = own.reshape(group.size, num_kv_heads, -1, own.shape[3])
         bias = group.bias(sliding_window, num_heads // num_kv_heads, batch.dtype)
         output = _attend(by_key, *group.keys_and_values(store), bias, scaling, softcap, s_aux)
-        outputs.append(output.reshape(group.size, num_heads, group.num_rows, -1).transpose(1, 2))
-    return batch.in_row(outputs)[None], None
+        outputs.append(output.reshape(group.size, num_heads, group.num_rows, -1))
+    return batch.in_row(outputs), None
 
 
 def _attend(

@@ -6,11 +6,15 @@
 #include <vector>
 
 #include "../../orchestrator/native/guarded.h"
+#include "../../orchestrator/native/united.h"
 
 namespace native {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr const char* kFailed = "a proposer has failed";
+constexpr int kMaxMembers = 32 / drafts::kNameBits;
 
 int32_t us_between(Clock::time_point from, Clock::time_point to) {
   return int32_t(std::chrono::duration_cast<std::chrono::microseconds>(to - from).count());
@@ -30,6 +34,10 @@ const char* refusal(const Model& model, const SegmentPass& pass, const Decoding&
     const Continuation& each = decoding.continuations[i];
     if (each.max_tokens < 1) return "max_tokens: below 1";
     if (each.num_stop_ids < 0) return "num_stop_ids: below 0";
+    if (each.num_members < 0 || each.num_members > kMaxMembers) return "num_members: not in 0..4";
+    const auto is_drafter = [](const Member& member) { return !member.proposer; };
+    if (std::count_if(each.members, each.members + each.num_members, is_drafter) != (each.use.drafter >= 0))
+      return "members: not one without a proposer for each drafter";
     if (each.max_nodes < 0 || each.max_depth < 0) return "max_nodes, max_depth: below 0";
     num_rows += each.max_nodes;
   }
@@ -44,7 +52,8 @@ class Steps {
  public:
   Steps(Model& model, const SegmentPass& first, Decoding& decoding, Pool::Awake& awake)
       : model_(model), pass_(first), decoding_(decoding), awake_(awake), count_(first.num_segments),
-        segments_(first.segments, first.segments + count_), committed_(count_), num_tokens_(count_),
+        segments_(first.segments, first.segments + count_), committed_(count_), trees_(count_), turns_(count_),
+        num_tokens_(count_),
         drafters_(decoding.drafters, decoding.num_drafters, uses_of(decoding, count_), first) {
     pass_.segments = segments_.data();
     for (int i = 0; i < count_; ++i) decoding_.num_read[i] = decoding_.continuations[i].use.num_read;
@@ -66,8 +75,8 @@ class Steps {
     const int step = decoding_.num_made++;
     is_over_ = is_over_ || decoding_.num_made == decoding_.num_steps || *decoding_.interrupt ||
                us_between(began_, settled) >= decoding_.limit_us;
-    if (const char* wrong = call_drafters()) return wrong;
-    if (const char* wrong = fill_next(decoding_.num_nodes + size_t(step) * count_)) return wrong;
+    if (const char* wrong = draft()) return wrong;
+    fill_next(decoding_.num_nodes + size_t(step) * count_);
     int32_t* figures = decoding_.figures + 4 * step;
     figures[0] = us_between(began, computed);
     figures[1] = us_between(computed, settled);
@@ -158,18 +167,57 @@ class Steps {
       std::copy_n(pass_.features + sources[i] * width, width, pass_.features + destinations[i] * width);
   }
 
-  // Draft the next trees of the sequences that use a head or a draft model and are not over. The target's workers sleep
-  // meanwhile, so that the drafters' workers have the processors.
-  const char* call_drafters() {
+  // Draft the next trees: the members of each sequence take turns, and the drafters of all sequences draft together.
+  const char* draft() {
+    for (int i = 0; i < count_; ++i) {
+      trees_[i].clear(), turns_[i] = 0;
+      if (!propose(i)) return kFailed;
+    }
     if (!decoding_.num_drafters) return nullptr;
+    if (const char* wrong = call_drafters()) return wrong;
+    for (int i = 0; i < count_; ++i) {
+      if (!drafters_.has_use(i)) continue;
+      const std::vector<int32_t>& tokens = drafters_.tokens(i);
+      decoding_.num_read[i] = drafters_.num_read(i);
+      trees_[i].merge(turns_[i]++, int(tokens.size()), tokens.data(), drafters_.parents(i).data(), nullptr);
+      if (!propose(i)) return kFailed;
+    }
+    return nullptr;
+  }
+
+  // Call the heads and draft models of the sequences. The target's workers sleep meanwhile, so that the drafters' workers
+  // have the processors.
+  const char* call_drafters() {
     for (int i = 0; i < count_; ++i)
-      if (drafters_.has_use(i)) drafters_.ask(i, decoding_.is_over[i] ? 0 : decoding_.continuations[i].max_nodes, max_depth(i));
+      if (drafters_.has_use(i)) drafters_.ask(i, share(i), max_depth(i));
     awake_.end();
     const char* wrong = drafters_.draft(pass_.features);
     awake_.begin();
-    for (int i = 0; i < count_; ++i)
-      if (drafters_.has_use(i)) decoding_.num_read[i] = drafters_.num_read(i);
     return wrong;
+  }
+
+  // Merge the trees of a sequence's next members, up to a drafter; return false if a proposer fails. If the sequence is
+  // over, the proposers learn but draft nothing.
+  bool propose(int i) {
+    const Continuation& each = decoding_.continuations[i];
+    for (int& turn = turns_[i]; turn < each.num_members && each.members[turn].proposer; ++turn) {
+      const size_t room = size_t(each.max_nodes) + 1;
+      drafted_.resize(3 * room), probabilities_.resize(room);
+      int32_t* drafted = drafted_.data();
+      const drafts::Tree tree{drafted, drafted + room, drafted + 2 * room, probabilities_.data()};
+      const int size = decoding_.next(each.members[turn].proposer, committed_[i].data(), committed_[i].size(), share(i),
+                                      max_depth(i), &each.costs, &tree);
+      if (size < 0) return false;
+      trees_[i].merge(turn, size, tree.tokens, tree.parents, tree.names);
+    }
+    return true;
+  }
+
+  // The maximum number of nodes that the member whose turn it is may add, as in `Union.propose`.
+  int share(int i) const {
+    const Continuation& each = decoding_.continuations[i];
+    const int num_left = each.num_members - turns_[i], max_nodes = each.max_nodes - trees_[i].size();
+    return decoding_.is_over[i] ? 0 : std::min((max_nodes + num_left - 1) / num_left, each.members[turns_[i]].max_nodes);
   }
 
   // The maximum levels of a sequence's next tree, none of them beyond its last token.
@@ -178,51 +226,25 @@ class Steps {
     return std::clamp(each.max_tokens - num_tokens_[i] - 1, 0, each.max_depth);
   }
 
-  // Fill in the next pass and draft its trees; return what is wrong, or null. num_nodes: (num_segments), written.
-  const char* fill_next(int32_t* num_nodes) {
+  // Fill in the next pass, and write its trees. num_nodes: (num_segments), written.
+  void fill_next(int32_t* num_nodes) {
     ids_.clear(), parents_.clear();
     pass_.num_nodes = 0;
     for (int i = 0; i < count_; ++i) {
+      const drafts::UnitedTree& tree = trees_[i];
       ids_.push_back(committed_[i].back());
-      segments_[i].num_nodes = num_nodes[i] = drafters_.has_use(i) ? take_draft(i) : propose(i);
-      if (num_nodes[i] < 0) return "a proposer has failed";
-      pass_.num_nodes += segments_[i].num_nodes;
+      ids_.insert(ids_.end(), tree.tokens().begin(), tree.tokens().end());
+      parents_.insert(parents_.end(), tree.parents().begin(), tree.parents().end());
+      tokens_out_ = std::copy(tree.tokens().begin(), tree.tokens().end(), tokens_out_);
+      parents_out_ = std::copy(tree.parents().begin(), tree.parents().end(), parents_out_);
+      names_out_ = std::copy(tree.names().begin(), tree.names().end(), names_out_);
+      segments_[i].num_nodes = num_nodes[i] = tree.size();
+      pass_.num_nodes += tree.size();
     }
     pass_.num_rows = pass_.num_logits = count_ + pass_.num_nodes;
     pass_.ids = ids_.data(), pass_.parents = parents_.data();
     paths_.resize(size_t(pass_.num_nodes));
-    return nullptr;
   }
-
-  // Write the proposer's next tree for a sequence, and return its number of nodes, -1 if the proposer fails. If the
-  // sequence is over, the proposer learns but drafts nothing.
-  int propose(int i) {
-    const Continuation& each = decoding_.continuations[i];
-    if (!each.proposer) return 0;
-    probabilities_.resize(size_t(each.max_nodes) + 1);
-    const drafts::Tree tree{tokens_out_, parents_out_, names_out_, probabilities_.data()};
-    const int size = decoding_.next(each.proposer, committed_[i].data(), committed_[i].size(),
-                                    decoding_.is_over[i] ? 0 : each.max_nodes, max_depth(i), &each.costs, &tree);
-    return size < 0 ? size : add_tree(size);
-  }
-
-  // Write the tree that a drafter has drafted for a sequence; all of its nodes have the same source.
-  int take_draft(int i) {
-    const std::vector<int32_t>&tokens = drafters_.tokens(i), &parents = drafters_.parents(i);
-    std::copy(tokens.begin(), tokens.end(), tokens_out_);
-    std::copy(parents.begin(), parents.end(), parents_out_);
-    std::fill_n(names_out_, tokens.size(), 1);
-    return add_tree(int(tokens.size()));
-  }
-
-  // Add the tree that was just written to the next pass; return its number of nodes.
-  int add_tree(int size) {
-    ids_.insert(ids_.end(), tokens_out_, tokens_out_ + size);
-    parents_.insert(parents_.end(), parents_out_, parents_out_ + size);
-    tokens_out_ += size, parents_out_ += size, names_out_ += size;
-    return size;
-  }
-
 
   Model& model_;
   SegmentPass pass_;
@@ -232,7 +254,9 @@ class Steps {
   const Clock::time_point began_ = Clock::now();
   std::vector<Segment> segments_;
   std::vector<std::vector<int32_t>> committed_;  // the tokens of each sequence's last step
-  std::vector<int32_t> num_tokens_, ids_, parents_;
+  std::vector<drafts::UnitedTree> trees_;        // the next tree of each sequence, and the member whose turn it is
+  std::vector<int> turns_;
+  std::vector<int32_t> num_tokens_, ids_, parents_, drafted_;
   Drafters drafters_;
   std::vector<int32_t> paths_ = std::vector<int32_t>(size_t(pass_.num_nodes));
   std::vector<double> probabilities_;

@@ -16,16 +16,23 @@ namespace native {
 // Verifies `count` steps; returns what is wrong, or null. A function of orchestrator/native/sampling.cpp.
 using Verify = const char* (*)(sampling::Request*, size_t count, size_t vocab_size, int num_threads);
 
-// How a sequence continues. Its trees, each of at most max_nodes nodes and max_depth levels, come from `proposer` or,
-// if that is null, from the drafter that `use` names, if any.
-// costs: used only if the proposer sizes its trees by cost.
+// A method that drafts for a sequence: `proposer` or, if that is null, the drafter that the sequence's `use` names.
+// max_nodes: of its own tree.
+struct Member {
+  void* proposer;
+  int32_t max_nodes;
+};
+
+// How a sequence continues. Its trees, each of at most max_nodes nodes and max_depth levels, come from its members, at
+// most one of them a drafter: from one method, or merged from those of a union, at most four.
+// costs: used only by a proposer that sizes its trees by cost.
 // The sequence ends after max_tokens tokens, or with one of stop_ids after the first min_tokens tokens.
 struct Continuation {
-  void* proposer;
+  const Member* members;
   drafts::Costs costs;
   DrafterUse use;
   const int32_t* stop_ids;
-  int32_t num_stop_ids, min_tokens, max_tokens, max_nodes, max_depth;
+  int32_t num_members, num_stop_ids, min_tokens, max_tokens, max_nodes, max_depth;
 };
 
 // Up to num_steps steps for every segment of a pass. No more passes begin after limit_us, or once `interrupt` is not 0,

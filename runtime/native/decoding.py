@@ -22,16 +22,24 @@ from runtime.native.drafters import DrafterFields, DrafterUseFields, NativeUses
 MAX_LOGITS_BYTES = 256 << 20
 
 
+class MemberFields(Structure):
+    """A method that drafts for a sequence, as `native::Member`."""
+
+    _fields_ = [("proposer", c_void_p), ("max_nodes", c_int32)]
+
+
 class ContinuationFields(Structure):
     """How a sequence continues, as `native::Continuation`."""
 
     _fields_ = [
-        ("proposer", c_void_p),
+        ("members", c_void_p),
         ("costs", CostFields),
         ("use", DrafterUseFields),
         ("stop_ids", c_void_p),
-        *((name, c_int32) for name in ("num_stop_ids", "min_tokens", "max_tokens", "max_nodes", "max_depth")),
-    ]
+        *((name, c_int32) for name in (
+            "num_members", "num_stop_ids", "min_tokens", "max_tokens", "max_nodes", "max_depth",
+        )),
+    ]  # fmt: skip
 
 
 class DecodingFields(Structure):
@@ -125,17 +133,19 @@ class DecodingCall:
         self._paths, self._figures = np.empty(num_first + nodes + 1, np.int32), np.empty((steps, 4), np.int32)
         self._threads = [(c_int32 * len(threads))(*threads) for threads in (num_threads, first_threads)]
         self._stop_ids = [(c_int32 * len(each.stop_ids))(*each.stop_ids) for each in sequences]
+        self._members = [_members_of(each) for each in sequences]
         self._decoding, self._fields = decoding, (ContinuationFields * count)()
         drafters = [drafter.fields for drafter in decoding.drafters.drafters]
         self._drafters = (DrafterFields * len(drafters))(*drafters)
-        for place, (fields, each, stop_ids, most) in enumerate(
-            zip(self._fields, sequences, self._stop_ids, max_nodes, strict=True)
+        for place, (fields, each, stop_ids, members, most) in enumerate(
+            zip(self._fields, sequences, self._stop_ids, self._members, max_nodes, strict=True)
         ):
             fields.use = decoding.drafters.fields_of(place)
+            fields.members, fields.num_members = ctypes.addressof(members), len(members)
             fields.stop_ids, fields.num_stop_ids = ctypes.addressof(stop_ids), len(stop_ids)
             fields.min_tokens, fields.max_tokens = each.min_tokens, each.max_tokens
             if drafts := each.drafts:
-                fields.proposer, fields.max_nodes, fields.max_depth = drafts.handle or None, most, drafts.max_depth
+                fields.max_nodes, fields.max_depth = most, drafts.max_depth
                 if drafts.costs:
                     fields.costs = CostFields.of(drafts.costs)
         self.max_logits = count + max(sum(max_nodes), num_first)
@@ -146,7 +156,7 @@ class DecodingCall:
             ctypes.addressof(decoding.interrupt),
             ctypes.addressof(decoding.requests),
             decoding.verify,
-            next((each.drafts.next_address for each in sequences if each.drafts and each.drafts.handle), None),
+            _next_address(sequences),
             ctypes.addressof(self._fields),
             ctypes.addressof(self._drafters) if drafters else None,
             *(ctypes.addressof(threads) for threads in self._threads),
@@ -167,7 +177,7 @@ class DecodingCall:
 
 
 class Draft(NamedTuple):
-    """The tree of a step. names: each node's sources, as bits; empty for a tree that Python has drafted.
+    """The tree of a step. names: of each node, for `CompiledDrafts.source_of`; empty for a tree drafted by Python.
 
     draft_s: the time that drafting took.
     """
@@ -228,6 +238,17 @@ def steps_of(decoded: Decoded, drafts: Sequence[Draft]) -> list[DecodedSteps]:
             node, path_start = end, path_start + path_len
     is_over, num_read = map(bool, decoded.is_over.tolist()), decoded.num_read.tolist()
     return [DecodedSteps(*each) for each in zip(steps, drafts, is_over, num_read, strict=True)]
+
+
+def _members_of(sequence: Continuation) -> ctypes.Array[MemberFields]:
+    members = sequence.drafts.members_or_self if sequence.drafts else ()
+    return (MemberFields * len(members))(*(MemberFields(each.handle or None, each.max_nodes) for each in members))
+
+
+def _next_address(sequences: Sequence[Continuation]) -> int | None:
+    """Return the address of the function with which proposers draft, which is the same for all of them."""
+    members = (each for sequence in sequences if sequence.drafts for each in sequence.drafts.members_or_self)
+    return next((each.next_address for each in members if each.handle), None)
 
 
 def has_room(sequences: Sequence[Continuation], vocab_size: int) -> bool:

@@ -49,10 +49,14 @@ const char* Drafters::refusal() const {
   return nullptr;
 }
 
-// A draft model has already read the first drafts of its chain; those that were accepted need not be read again.
+// A draft model has already read the first drafts of its chain; those that were accepted need not be read again. In a
+// union, the accepted path may be another method's. The chain of the first tree is not known here, and was accepted as
+// far as it was read.
 void Drafters::commit(int number, const std::vector<int32_t>& tokens) {
   Sequence& sequence = sequences_[number];
-  const int num_known = std::clamp(sequence.num_read - sequence.num_tokens, 0, int(tokens.size()) - 1);
+  int num_known = std::clamp(sequence.num_read - sequence.num_tokens, 0, int(tokens.size()) - 1);
+  if (!sequence.tokens.empty())
+    num_known = int(std::mismatch(tokens.begin(), tokens.begin() + num_known, sequence.tokens.begin()).first - tokens.begin());
   if (sequence.unread.empty()) sequence.num_read = sequence.num_tokens + num_known;
   sequence.unread.insert(sequence.unread.end(), tokens.begin() + num_known, tokens.end());
   sequence.num_tokens += int(tokens.size());

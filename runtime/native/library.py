@@ -17,7 +17,7 @@ LIBRARY = NativeLibrary(
     sources=tuple(sorted(file.name for file in FOLDER.glob("*.cpp"))),
     headers=(
         *sorted(file.name for file in FOLDER.glob("*.h")),
-        *(f"../../orchestrator/native/{name}" for name in (*sampling.LIBRARY.headers, "drafts.h")),
+        *(f"../../orchestrator/native/{name}" for name in (*sampling.LIBRARY.headers, "drafts.h", "united.h")),
     ),
 )
 

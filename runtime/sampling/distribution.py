@@ -10,6 +10,7 @@ from torch import Tensor
 
 from orchestrator.core.noise import Stream
 from orchestrator.core.sampling_params import Sampling
+from runtime.sampling.clear_tokens import UNCLEAR, clear_tokens
 from runtime.sampling.elementary import exp, log, log_softmax, running_total, total
 from runtime.sampling.noise import draw, seed_words
 
@@ -22,14 +23,21 @@ def target_tokens(logits: Tensor, positions: Sequence[int], samplings: Sequence[
     logits: (n, V) in the model's dtype. positions: (n,), absolute position of the token that each row decides.
     samplings: (n,). Returns (n,) token ids.
     """
-    result = logits.argmax(dim=-1)
-    rows = [row for row, sampling in enumerate(samplings) if not sampling.greedy]
-    if rows:
-        key = seed_words([samplings[row].seed for row in rows], logits.device)
-        at = torch.tensor([[positions[row]] for row in rows], device=logits.device)
-        log_probs = _log_p(logits[rows].double(), [samplings[row] for row in rows])
-        result[rows] = draw(log_probs, key, at, Stream.TARGET, torch.zeros_like(at))
-    return result.tolist()
+    if all(sampling.greedy for sampling in samplings):
+        return logits.argmax(dim=-1).tolist()
+    result = clear_tokens(logits, positions, samplings)
+    if rows := [row for row, token in enumerate(result) if token == UNCLEAR]:
+        tokens = _defined_tokens(logits[rows], [positions[row] for row in rows], [samplings[row] for row in rows])
+        for row, token in zip(rows, tokens, strict=True):
+            result[row] = token
+    return result
+
+
+def _defined_tokens(logits: Tensor, positions: Sequence[int], samplings: Sequence[Sampling]) -> list[int]:
+    """Return the target tokens by the definition itself; no row is greedy."""
+    key = seed_words([sampling.seed for sampling in samplings], logits.device)
+    at = torch.tensor(positions, device=logits.device)[:, None]
+    return draw(_log_p(logits.double(), samplings), key, at, Stream.TARGET, torch.zeros_like(at)).tolist()
 
 
 def log_p(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:

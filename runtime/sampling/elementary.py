@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from orchestrator.core.elementary import (
     EXP_LOWEST,
@@ -42,11 +43,12 @@ def exp(x: Tensor) -> Tensor:
 
 def total(x: Tensor) -> Tensor:
     """Return the sum over the last axis, which keeps length 1."""
-    while (length := x.shape[-1]) > 1:
-        half = 1 << (length - 1).bit_length() - 1
-        low = x[..., :half].clone()
-        low[..., : length - half] += x[..., half:]
-        x = low
+    length = x.shape[-1]
+    # One operation a level: −0.0, unlike 0.0, leaves every bit of what it is added to.
+    x = functional.pad(x, (0, (1 << (length - 1).bit_length()) - length), value=-0.0)
+    while x.shape[-1] > 1:
+        low, high = x.chunk(2, dim=-1)
+        x = low + high
     return x
 
 

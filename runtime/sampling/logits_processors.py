@@ -7,13 +7,13 @@ from collections.abc import Iterable, MutableMapping, Sequence
 from itertools import chain
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from orchestrator.core.context import Context
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import BoolArray
 from orchestrator.sampling.logits_processors import completes
+from runtime.sampling.changes import Changes, processed
 
 Path = Sequence[int]
 
@@ -44,49 +44,26 @@ class LogitsProcessors:
         logits: (n, V), not changed. prefix_len: number of committed tokens of the context. paths: (n,), each row's
         tokens after the committed ones. legal: (n, V), whether the grammar allows the token there; None: no grammar.
         """
-        logits, ids = logits.to(torch.float64, copy=True), context.ids[:prefix_len]
+        return processed([logits], [self.changes(context, prefix_len, paths, legal)])[0]
+
+    def changes(
+        self, context: Context, prefix_len: int, paths: Sequence[Path], legal: BoolArray | None = None
+    ) -> Changes:
+        """Return what `apply` changes with these arguments."""
+        counts = None
         if self.sampling.penalised:
             self._counts.update(context, prefix_len)
-            self._penalise(logits, paths)
-        if bias := self.sampling.logits_options.bias:  # each token once
-            tokens, weights = zip(*bias, strict=True)
-            logits[:, list(tokens)] += torch.tensor(weights, dtype=torch.float64, device=logits.device)
-        for forbidden in self._masks(logits, ids, paths, legal):
-            masked = logits.masked_fill(forbidden, -torch.inf)
-            leaves_a_token = masked.isfinite().any(dim=-1, keepdim=True)
-            logits = torch.where(leaves_a_token, masked, logits)
-        return logits
-
-    def _penalise(self, logits: Tensor, paths: Sequence[Path]) -> None:
-        """Change the columns of the tokens that occur, in place; the tokens of a path count in its own row only."""
-        tokens, occurs, counts = self._counts.along(paths)
-        columns = torch.from_numpy(tokens).to(logits.device)
-        is_repeated, times = (torch.from_numpy(x).to(logits.device) for x in (occurs, counts))
-        found = logits[:, columns]
-        # A tensor: CUDA divides by a Python number by multiplying with its reciprocal, which gives other bits.
-        penalty = found.new_tensor(self.sampling.repetition_penalty)
-        changed = torch.where(is_repeated, torch.where(found > 0, found / penalty, found * penalty), found)
-        changed -= self.sampling.frequency_penalty * times
-        changed -= self.sampling.presence_penalty * (times > 0)
-        logits[:, columns] = changed
-
-    def _masks(self, logits: Tensor, ids: list[int], paths: Sequence[Path], legal: BoolArray | None) -> list[Tensor]:
-        """Return the tokens that each mask forbids, (n, V) or (1, V) bool."""
-        logits_options, device = self.sampling.logits_options, logits.device
-        vocab_size, masks = logits.shape[-1], []
-        if legal is not None:
-            masks.append(torch.from_numpy(~legal).to(device))
-        if logits_options.allowed:
-            masks.append(~_members([logits_options.allowed], vocab_size, device))
+            counts = self._counts.along(paths)
+        logits_options, ids = self.sampling.logits_options, context.ids[:prefix_len]
+        bad_ends: list[Path] = []
         if words := logits_options.bad_words:
             recent = ids[-max(map(len, words)) :]
-            ends = [[word[-1] for word in words if completes(word, [*recent, *path])] for path in paths]
-            masks.append(_members(ends, vocab_size, device))
+            bad_ends = [[word[-1] for word in words if completes(word, [*recent, *path])] for path in paths]
+        early_ends: list[Path] = []
         num_early = self.sampling.min_tokens - (len(ids) - self._prompt_len)
         if num_early > 0 and logits_options.end_ids:
-            ends_too_early = [logits_options.end_ids if len(path) < num_early else () for path in paths]
-            masks.append(_members(ends_too_early, vocab_size, device))
-        return masks
+            early_ends = [logits_options.end_ids if len(path) < num_early else () for path in paths]
+        return Changes(len(paths), self.sampling, counts, legal, bad_ends, early_ends)
 
 
 def processors_for(sampling: Sampling, prompt_len: int, kept: LogitsProcessors | None) -> LogitsProcessors | None:
@@ -99,14 +76,6 @@ def processors_for(sampling: Sampling, prompt_len: int, kept: LogitsProcessors |
     if kept is not None and kept.sampling == sampling:
         return kept
     return LogitsProcessors(sampling, prompt_len)
-
-
-def _members(rows: Sequence[Sequence[int]], vocab_size: int, device: torch.device) -> Tensor:
-    """Return (len(rows), V) bool, True at the ids of each row."""
-    members = torch.zeros(len(rows), vocab_size, dtype=torch.bool)
-    for row, ids in zip(members, rows, strict=True):
-        row[list(ids)] = True
-    return members.to(device)
 
 
 class TokenCounts:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,21 +20,59 @@ def seed_words(seeds: Sequence[int], device: torch.device) -> tuple[Tensor, Tens
     return low[:, None], high[:, None]
 
 
-def _philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Return the four output words of Philox4x32-10 as int64 in 0…2³²−1.
+class _Constants(NamedTuple):
+    """Constants of Philox on a device, int64.
 
-    int64 products wrap around, which keeps their low 64 bits right; the mask removes the sign bits that >> copies.
+    multipliers: (3,), of words 0, 2 and 0. key_steps: (ROUNDS, 3), what a round adds to the key's words 1, 0 and 1.
+    mask, half: (1,), 2³² − 1 and 32. Being tensors with an axis, these two make an int64 of what they meet.
     """
-    c0, c1, c2, c3 = counter
-    key0, key1 = key
-    for _ in range(ROUNDS):
-        product0, product1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
-        c0 = ((product1 >> 32) & MASK32) ^ c1 ^ key0
-        c1 = product1 & MASK32
-        c2 = ((product0 >> 32) & MASK32) ^ c3 ^ key1
-        c3 = product0 & MASK32
-        key0, key1 = (key0 + KEY_STEPS[0]) & MASK32, (key1 + KEY_STEPS[1]) & MASK32
-    return c0, c1, c2, c3
+
+    multipliers: Tensor
+    key_steps: Tensor
+    mask: Tensor
+    half: Tensor
+
+
+@cache
+def _constants(device: torch.device) -> _Constants:
+    key_steps = [[number * KEY_STEPS[word] for word in (1, 0, 1)] for number in range(ROUNDS)]
+    values = [*MULTIPLIERS, MULTIPLIERS[0]], key_steps, [MASK32], [32]
+    return _Constants(*(torch.tensor(value, device=device) for value in values))
+
+
+def _philox(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> Tensor:
+    """Return words 0 and 1 of Philox4x32-10 as the upper and the lower half of an int64.
+
+    An operation is a launch on a GPU: so two words are multiplied at once, and the halves of a product are views of it.
+    `even` holds words 0 and 2, and after every other round 2 and 0; `odd` holds the words that meet the products of
+    these two: 3 and 1, or 1 and 3.
+    """
+    ndim = max(word.ndim for word in (*counter, *key))
+    trailing = (1,) * ndim
+    multipliers, key_steps, mask, half = _constants(counter[0].device)
+    multipliers, key_steps = multipliers.view(3, *trailing), key_steps.view(ROUNDS, 3, *trailing)
+    even = _side_by_side((counter[0], counter[2]), ndim)
+    odd, _ = _halves(_side_by_side((counter[3], counter[1]), ndim))
+    keys, _ = _halves(_side_by_side((key[1], key[0], key[1]), ndim) + key_steps)
+    for number in range(ROUNDS - 1):
+        own = slice(number % 2, number % 2 + 2)
+        low, high = _halves(even * multipliers[own])
+        even = ((high ^ odd) ^ keys[number, own]) & mask
+        odd = low.flip(0)
+    # The last round's other words are not needed.
+    return even[0] * MULTIPLIERS[1] ^ (odd[0] ^ keys[-1, 1]) << half
+
+
+def _side_by_side(words: Sequence[Tensor], ndim: int) -> Tensor:
+    """Return words as one tensor, along a new first axis before `ndim` others."""
+    stacked = torch.stack(torch.broadcast_tensors(*words))
+    return stacked.view(len(words), *(1,) * (ndim + 1 - stacked.ndim), *stacked.shape[1:])
+
+
+def _halves(words: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the lower and the upper half of int64 as int32, without a copy; both GPUs and CPUs are little-endian."""
+    low, high = words[..., None].view(torch.int32).unbind(-1)
+    return low, high
 
 
 def uniform(
@@ -43,9 +83,8 @@ def uniform(
     key: two words as `seed_words` returns them. positions, tokens, stream, epoch: int64. All are broadcast to the shape
     of the result.
     """
-    stream, epoch = (torch.as_tensor(number, device=tokens.device) for number in (stream, epoch))
-    word0, word1, _, _ = _philox((positions, tokens, stream, epoch), key)
-    return unit((word0 << 20) | (word1 >> 12))
+    stream, epoch = (x if isinstance(x, Tensor) else tokens.new_full((), x) for x in (stream, epoch))
+    return unit((_philox((positions, tokens, stream, epoch), key) >> 12) & ((1 << 52) - 1))
 
 
 def unit(bits: Tensor) -> Tensor:

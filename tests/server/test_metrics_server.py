@@ -45,10 +45,29 @@ def test_a_request_is_counted_with_what_its_client_saw(server: Server) -> None:
     until(lambda: value("spec_time_to_first_token_seconds_count") == num_first + 1, "the figures of the request")
     assert value("spec_generation_tokens_total", method="suffix") == before["spec_generation_tokens_total"] + 24
     assert value("spec_steps_total", method="suffix") == before["spec_steps_total"] + answer.last["num_steps"]
-    assert value("spec_inter_chunk_latency_seconds_count") == num_chunks + answer.last["num_steps"] - 1
+    assert value("spec_inter_chunk_latency_seconds_count") == num_chunks + len(answer.parts) - 1
     assert value("spec_time_to_first_token_seconds_bucket", le="+Inf") == num_first + 1
     assert value("spec_num_requests_running") == value("spec_num_requests_waiting") == 0
     assert value("spec_max_requests_running") == 32
+
+
+def test_a_text_that_another_server_began_counts_with_the_tokens_of_this_one(server: Server) -> None:
+    def value(name: str, **labels: str) -> float:
+        return metric(server.metrics_url, name, model="speculative", **labels)
+
+    whole = ask(server.grpc_url, speculation="suffix", **INPUTS)
+    until(lambda: _known(server, "spec_steps_total", method="suffix"), "the first figures of the method")
+    time.sleep(1.5)  # the metrics of one request are shown family by family
+    num_ended = value("spec_e2e_request_latency_seconds_count")
+    num_tokens = value("spec_generation_tokens_total", method="suffix")
+    num_prompt, num_hits = value("spec_prompt_tokens_total"), value("spec_prefix_cache_hits_total")
+    rest = ask(server.grpc_url, speculation="suffix", generated_ids=whole.ids[:20], return_stats=True, **INPUTS)
+    assert rest.ids == whole.ids[20:]
+    until(lambda: value("spec_e2e_request_latency_seconds_count") == num_ended + 1, "the figures of the request")
+    time.sleep(1.5)
+    assert value("spec_generation_tokens_total", method="suffix") == num_tokens + 4
+    assert value("spec_prefix_cache_hits_total") == num_hits + rest.stats["num_cached_tokens"]
+    assert 0 < rest.stats["num_cached_tokens"] <= value("spec_prompt_tokens_total") - num_prompt
 
 
 def test_refusals_are_counted_by_their_reason(server: Server) -> None:
@@ -160,11 +179,12 @@ def test_prometheus_scrapes_the_server_and_every_panel_of_the_board_has_data(use
 def test_a_server_with_a_collector_sends_a_span_for_each_text(linked: Path) -> None:
     with collector() as (address, received):
         environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": address, "OTEL_BSP_SCHEDULE_DELAY": "100"}
-        with serving(deployment(linked), env=environ) as running:
+        with serving(deployment(linked), env=environ, log_level="info") as running:
+            assert re.search(r" INFO target runtime\S+: .*: torch forward pass, ", running.log())
             answer = ask(running.grpc_url, speculation="suffix", **INPUTS)
             until(lambda: received, "the span")
     ((_, span),) = received
     found = {entry.key: plain(entry.value) for entry in span.attributes}
     assert found["spec.method"] == "suffix" and found["gen_ai.usage.output_tokens"] == 24
-    assert found["spec.steps"] == answer.last["num_steps"]
-    assert len([event for event in span.events if event.name == "step"]) == answer.last["num_steps"]
+    assert found["spec.steps"] == answer.last["num_steps"] and found["spec.request_id"] == "r"
+    assert len([event for event in span.events if event.name == "response"]) == len(answer.parts)

@@ -273,6 +273,8 @@ def test_target_that_fails_midway_ends_the_stream_with_its_error(
     answer = ask(scripted.grpc_url, text_input=PROMPT, max_tokens=9, stream=True, cache_salt=salt)
     assert [part["output_ids"] for part in answer.parts] == [[t] for t in text_at(3, 2)]
     assert said in answer.error and answer.responses[-1].final
+    line = rf"^[-0-9]+ [:,0-9]+ ERROR speculative \S+: request 'r' failed: .*{re.escape(said)}"
+    assert re.search(line, scripted.log_path.read_text(), re.MULTILINE)
     assert script.await_end(f"free {script_name}") == 3
     events = generate_stream(
         scripted.http_url, {"text_input": PROMPT, "max_tokens": 9, "stream": True, "cache_salt": f"free2{salt}"}

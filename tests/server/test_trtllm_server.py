@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from launcher import Server, StartError
+from launcher.engines import DIRECT
+from launcher.probe import LIMIT_S as PROBE_LIMIT_S
 from tests.server.conftest import repository, serving
-from tests.standin.engine_folder import BUILD_MODES, make_engine
+from tests.standin.engine_folder import BUILD_MODES, SPEC, make_engine, tree_of
 from tests.support.clients import Answer, Stream, ask, generate, metric, until
 from tests.support.executor_journal import ExecutorJournal
 
@@ -391,6 +393,18 @@ def test_choices_are_per_request_where_the_executor_s_interface_has_them(
         return
     assert answer.ids == truth
     assert answer.last["total_draft_tokens"] == num_nodes * (answer.last["num_steps"] - 1)
+
+
+def test_eagle_deployed_for_sampling_serves_requests_and_probes_without_a_temperature(
+    checkpoints: Path, tmp_path: Path
+) -> None:
+    plan = {"servers": {"target": {}}, "spec": SPEC | {"eagle_posterior": 0.2, "choices": json.dumps(tree_of(16))}}
+    with hosting(tmp_path, checkpoints, 'default_speculation = "eagle"', mode="eagle", plan=plan) as hosted:
+        answer = hosted.ask(**LONG, seed=7)
+        assert len(answer.ids) == NUM_TOKENS and answer.last["rule"] == "typical (lossy)"
+        assert "temperature 0: this engine is deployed for sampling" in hosted.ask(**LONG, temperature=0.0).error
+        with DIRECT.open(f"{hosted.server.health_url}/token", timeout=PROBE_LIMIT_S + 2) as probed:
+            assert probed.status == 200
 
 
 def test_executor_that_dies_in_a_text_costs_time_and_no_text(

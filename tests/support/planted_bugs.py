@@ -106,8 +106,12 @@ def nothing_held_back(patch: Patch) -> None:
 
 def position_off_by_one(patch: Patch) -> None:
     only_torch(patch)
-    sound = noise.draw
-    patch.setattr(distribution, "draw", lambda rows, key, at, stream, epoch: sound(rows, key, at + 1, stream, epoch))
+    sound = distribution.target_tokens
+    patch.setattr(
+        distribution,
+        "target_tokens",
+        lambda logits, positions, samplings: sound(logits, [position + 1 for position in positions], samplings),
+    )
 
 
 def u_may_be_0(patch: Patch) -> None:
@@ -158,8 +162,14 @@ def logprobs_after_temperature(patch: Patch) -> None:
 
 def noise_by_row(patch: Patch) -> None:
     only_torch(patch)
-    sound = noise.seed_words
-    patch.setattr(distribution, "seed_words", lambda seeds, device: sound([s + i for i, s in enumerate(seeds)], device))
+    sound = distribution.target_tokens
+    patch.setattr(
+        distribution,
+        "target_tokens",
+        lambda logits, positions, samplings: sound(
+            logits, positions, [replace(sampling, seed=sampling.seed + row) for row, sampling in enumerate(samplings)]
+        ),
+    )
 
 
 def logits_rounded(patch: Patch) -> None:

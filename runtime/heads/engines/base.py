@@ -85,7 +85,11 @@ class HeadEngine(ABC):
         num_rows = np.cumsum([len(rows) if (rows := call.request.head.features) is not None else 0 for call in calls])
         count = max(int((num_rows <= MAX_PASS_ROWS).sum()), 1)
         opened = [call for call in calls[:count] if self._opens(call)]
-        for call, drafted in zip(opened, self._draft(opened) if opened else [], strict=True):
+        if not opened:
+            return calls[count:]
+        drafts = self._draft(opened)
+        self.progress.count(len(opened))
+        for call, drafted in zip(opened, drafts, strict=True):
             call.reply(drafted._replace(cached_len=self.cached_len(call)))
         return calls[count:]
 

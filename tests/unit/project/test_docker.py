@@ -185,6 +185,14 @@ def test_all_packages_but_torch_are_installed_by_their_hashes(file):
     assert installed and all("--require-hashes --requirement" in part for part in installed)
 
 
+@pytest.mark.parametrize("file", [CPU, TORCH], ids=lambda file: file.name)
+def test_a_server_s_image_can_send_traces(file):
+    """A cluster may set OTEL_EXPORTER_OTLP_ENDPOINT for all its containers."""
+    runs = " ".join(all_of(instructions(file.read_text()), "RUN"))
+    groups = {group for found in re.findall(r"environment\.py locked ([a-z ]+) >", runs) for group in found.split()}
+    assert {"project", "serve", "otel"} <= groups
+
+
 def hadolint(file):
     """Return what hadolint says of a file."""
     try:

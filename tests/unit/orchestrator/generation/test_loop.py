@@ -17,11 +17,11 @@ from tokenizers import Tokenizer
 
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
-from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.proposal import Budget, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
-from orchestrator.generation.loop import SequenceState, StepByStep, generate
+from orchestrator.generation.loop import SequenceState, StepByStep, StepsOfRun, generate
 from orchestrator.generation.text import Chunk, FinishReason, Output, StopRule
 from orchestrator.proposers.none import NoProposer
 from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig
@@ -237,6 +237,47 @@ def test_loop_steps_are_counted_as_the_papers_do(tokenizer: Tokenizer) -> None:
     assert counts.acceptance_rate == 5 / 12
     assert made.sequence.statistics.num_in_pass == counts.num_steps
     assert made.sequence.statistics.first_token_s > 0
+
+
+def test_loop_steps_of_a_run_that_arrive_together_are_noted_as_one_response(tokenizer: Tokenizer) -> None:
+    sequence = SequenceState(
+        Context(PROMPT), Sampling(), Limits(9, 10_000, 128), Output(tokenizer, PROMPT, StopRule(9))
+    )
+    arrivals = iter([1, 5, 4])  # the last token comes after max_tokens
+    steps = StepsOfRun(sequence, lambda: [plain_step(1) for _ in range(next(arrivals))])
+    chunks: list[Chunk] = []
+    generate(sequence, steps, lambda: None, chunks.append)
+    statistics = sequence.statistics
+    assert statistics.num_steps == len(statistics.step_lengths) == 9
+    assert [count for _, count in statistics.responses] == [len(chunk.ids) for chunk in chunks] == [1, 5, 3]
+    times = [at_s for at_s, _ in statistics.responses]
+    assert times == sorted(times)
+
+
+def test_loop_tokens_before_a_guard_that_stops_a_run_are_noted_with_its_response(tokenizer: Tokenizer) -> None:
+    sequence = SequenceState(
+        Context(PROMPT), Sampling(), Limits(9, 10_000, 128), Output(tokenizer, PROMPT, StopRule(9))
+    )
+    steps = StepsOfRun(sequence, lambda: [plain_step(1) for _ in range(5)])
+    generate(sequence, steps, lambda: FinishReason.CANCELLED if sequence.statistics.num_steps == 3 else None, id)
+    assert [count for _, count in sequence.statistics.responses] == [3]
+
+
+def test_loop_cached_tokens_of_a_continued_text_are_no_more_than_its_prompt(tokenizer: Tokenizer) -> None:
+    sequence = SequenceState(
+        Context(PROMPT), Sampling(), Limits(9, 10_000, 128), Output(tokenizer, PROMPT, StopRule(9))
+    )
+    sequence.context.commit([1] * 6)
+    sequence.output.push([1] * 6)
+    acceptance = Acceptance((), 1, num_cached_tokens=len(PROMPT) + 5)
+    steps = StepsOfRun(sequence, lambda: [Step(Proposal.empty(), acceptance, 0.0, 0.0)])
+    generate(sequence, steps, lambda: None, id)
+    assert sequence.statistics.num_cached_tokens == len(PROMPT)
+    assert sequence.statistics.num_tokens == 3 and sequence.output.num_tokens == 9
+
+
+def plain_step(token: int) -> Step:
+    return Step(Proposal.empty(), Acceptance((), token), 0.0, 0.0)
 
 
 def test_loop_proposer_observes_what_was_verified(tokenizer: Tokenizer) -> None:

@@ -224,6 +224,14 @@ def test_a_draft_model_may_have_a_sampling_of_its_own() -> None:
     assert line.samplings == [replace(REJECTION, temperature=0.5, top_k=7)]
 
 
+def test_a_draft_model_s_depth_is_not_limited_by_its_share_of_a_union_s_nodes() -> None:
+    """Native code goes on with this depth when the share is larger."""
+    line = Line(DraftResponse(TokenTree.chain([4, 5])))
+    proposer = DraftModel(DraftModelConfig(draft_len=5), dependencies("draft_model", drafter_client=lambda name: line))
+    proposer.propose(Context([1, 2]), Sampling(), Budget(2, 9))
+    assert line.calls[0][1] == Budget(2, 5)
+
+
 def test_a_static_tree_that_is_a_chain_may_be_verified_as_a_block() -> None:
     chain = select_method("medusa", json.dumps({"choices": [[0, 0, 0]]}), frozenset({"medusa"}), {})
     chain.check_rule(Rule.BLOCK)

@@ -6,15 +6,17 @@ A million: `python -m tests.laws`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
 
 import pytest
 from torch import Tensor
 
+from orchestrator.core.noise import MASK32
+from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.sampling.accept import AcceptedPath, accept_coupled
 from runtime.engine.verify import VerifyInput
-from runtime.sampling import distribution, noise, served
+from runtime.sampling import clear_tokens, distribution, noise, served
 from tests.support.pathwise import compare
 
 NUM_TOKENS, NUM_PLANTED = 100_000, 15_000
@@ -36,7 +38,10 @@ def test_all_tokens_are_the_reference_s_whatever_was_drafted() -> None:
 
 
 def position_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distribution, "draw", lambda rows, key, places, *rest: noise.draw(rows, key, places + 1, *rest))
+    exact = distribution.target_tokens
+    monkeypatch.setattr(
+        distribution, "target_tokens", lambda logits, places, rules: exact(logits, [at + 1 for at in places], rules)
+    )
 
 
 def one_position_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,18 +50,18 @@ def one_position_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def noise_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = noise.gumbel
-    monkeypatch.setattr(noise, "gumbel", lambda *key: exact(*key).bfloat16().double())
+    for module, name in ((noise, "gumbel"), (clear_tokens, "_noise")):
+        exact = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *key, exact=exact: exact(*key).bfloat16().double())
 
 
 def seeds_of_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = noise.seed_words
+    exact = distribution.target_tokens
 
-    def bug(*given: Any) -> tuple[Tensor, Tensor]:
-        low, high = exact(*given)
-        return low, high * 0
+    def bug(logits: Tensor, places: Sequence[int], rules: Sequence[Sampling]) -> list[int]:
+        return exact(logits, places, [replace(rule, seed=rule.seed & MASK32) for rule in rules])
 
-    monkeypatch.setattr(distribution, "seed_words", bug)
+    monkeypatch.setattr(distribution, "target_tokens", bug)
 
 
 def walks_stop_short_of_leaves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ class Crowd:
 class ScriptedRequest:
     """Runs until its gate opens; notes what becomes of it."""
 
-    num_places, priority, tenant = 1, 0, ""
+    num_places, priority, tenant, request_id = 1, 0, "", ""
 
     def __init__(
         self, crowd: Crowd, number: int = 0, deadline_s: float = 1e12, gate: threading.Event | None = None
@@ -228,10 +228,14 @@ def test_admission_close_gives_up_the_waiting_waits_for_the_running_and_takes_no
     assert not any(request.num_runs for request in [*waiting, late])
 
 
-def test_admission_request_that_raises_gives_its_place_back(make: Callable[[int, int], Admission]) -> None:
-    """A response that cannot be sent must not cost a place for ever."""
+def test_admission_request_that_raises_gives_its_place_back(
+    make: Callable[[int, int], Admission], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A response that cannot be sent must not cost a place for ever; the log names the request and what raised."""
 
     class Broken(ScriptedRequest):
+        request_id = "r-7"
+
         def run(self) -> None:
             raise RuntimeError("cannot send")
 
@@ -241,6 +245,7 @@ def test_admission_request_that_raises_gives_its_place_back(make: Callable[[int,
     assert admission.admit(healthy := ScriptedRequest(crowd, 9))
     assert healthy.ended.wait(WAIT_S)
     until(lambda: admission.num_running == 0)
+    assert [record.getMessage() for record in caplog.records] == ["request 'r-7': run raised"] * 5
 
 
 def test_admission_request_that_cannot_be_asked_or_answered_does_not_stop_the_others(
@@ -460,6 +465,19 @@ def test_a_tenant_has_one_limit_in_all_processes_and_a_killed_one_holds_none(tmp
     there.give_back(1, "x")
     assert here.take(1, "x") is Taking.TAKEN and there.take(1, "x") is Taking.TENANT_AT_LIMIT
     assert here.take(3, "z") is Taking.TENANT_AT_LIMIT, "more than any tenant may have"
+
+
+def test_a_tenant_limit_that_a_reload_sets_counts_the_places_that_were_taken_without_one(tmp_path: Path) -> None:
+    here, there = SharedPlaces(tmp_path, 6, 2), SharedPlaces(tmp_path, 6, 2)
+    assert here.take(2, "a") is Taking.TAKEN
+    here.give_back(2, "a")
+    for places in (here, there):
+        places.resize(6, None)
+    assert here.take(2, "b") is Taking.TAKEN
+    for places in (here, there):
+        places.resize(6, 2)
+    assert there.take(1, "b") is Taking.TENANT_AT_LIMIT, "it holds two places in the other process"
+    assert there.take(2, "a") is Taking.TAKEN, "it held places before, but holds none now"
 
 
 def test_the_hint_is_the_time_that_the_queue_takes_at_the_measured_rate(monkeypatch: pytest.MonkeyPatch) -> None:

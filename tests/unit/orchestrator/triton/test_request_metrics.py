@@ -38,20 +38,24 @@ def metrics(module: ModuleType) -> Iterator[Any]:
 
 
 def sequence(finish: FinishReason = FinishReason.LENGTH) -> Any:
-    """A prompt of 10 tokens, 4 of them cached, and 7 tokens of output: 1 after the prefill, then 2, 3 and 1."""
+    """A prompt of 10 tokens, 4 of them cached, and 7 tokens of output: 1 after the prefill, then 2, 3 and 1.
+
+    They continue a text of 100 tokens from another server.
+    """
     statistics = Statistics(
         num_steps=4,
         draft_s=0.1,
         target_s=0.4,
         num_cached_tokens=4,
+        step_lengths=[1, 2, 3, 1],
         sources={"suffix.text": SourceCount(9, 3), "suffix.memory": SourceCount(1, 0)},
         tested=[3, 2],
         accepted=[2, 1],
-        chunks=[(100.5, 1), (100.7, 2), (101.0, 3), (101.1, 1)],
+        responses=[(100.5, 1), (100.7, 2), (101.0, 3), (101.1, 1)],
     )
     return SimpleNamespace(
         context=SimpleNamespace(prompt_len=10),
-        output=SimpleNamespace(num_tokens=7, finish=finish),
+        output=SimpleNamespace(num_tokens=107, finish=finish),
         statistics=statistics,
     )
 

@@ -151,7 +151,7 @@ def test_a_refusal_reaches_its_client_where_no_thread_can_be_started(
         raise RuntimeError("can't start new thread")
 
     with imported("public_host") as module:
-        monkeypatch.setattr(module, "send_error", lambda sender, error: answers.append((sender, str(error))))
+        monkeypatch.setattr(module, "send_error", lambda sender, error, _: answers.append((sender, str(error))))
         host = module.PublicHost()
         host._refusals = module.WorkerPool("refusal", 1)
         with monkeypatch.context() as system:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -26,17 +27,20 @@ from orchestrator.wire.run import RunOptions
 from runtime.engine import runs
 from runtime.engine.draft import DraftEngine
 from runtime.engine.local_drafter import LocalDrafter
+from runtime.engine.target import TargetEngine
 from runtime.heads.engines.base import HeadEngine
 from runtime.heads.engines.eagle import EagleEngine
 from runtime.heads.engines.medusa import MedusaEngine
 from runtime.heads.engines.redrafter import RedrafterEngine
 from runtime.native import library
+from runtime.native.decoding import Decoding
 from tests.support import decode as support
 from tests.support import published_heads
 from tests.support.clients import until
 from tests.support.engines import LIMIT_S, make_paged
 from tests.support.heads import NUM_LAYERS, load, native_or_skip
 from tests.support.tiny_models import TINY, VOCAB_SIZE, make_tiny_target
+from tests.unit.runtime.engine import test_runs
 from tests.unit.runtime.engine.test_runs import LIMITS, MAX_TOKENS, Served
 from tests.unit.runtime.engine.test_runs import both as run_and_loop
 
@@ -51,6 +55,8 @@ METHODS = {
     "eagle2": '"top_k": 4, "depth": 3, "max_nodes": 14, "min_prob": 0',
     "eagle3": '"top_k": 24, "depth": 2, "max_nodes": 31, "min_prob": 0',
     "redrafter": '"beams": 4, "beam_len": 3, "min_prob": 0',
+    "prompt_lookup+eagle2": '"max_nodes": 13, "eagle2": {"top_k": 3, "depth": 3, "min_prob": 0}',
+    "suffix+draft_model": '"max_nodes": 9, "draft_model": {"draft_len": 9, "min_prob": 0}, "suffix": {"factor": 4}',
 }
 SAMPLINGS = (Sampling(), Sampling(0.8, top_p=0.9, top_k=20, seed=6))
 
@@ -87,7 +93,7 @@ class Drafted(Served):
         self.watch_bursts(self._note)
 
     def _note(self, drafts: CompiledDrafts, steps: list[Step]) -> None:
-        if isinstance(drafts.owner, DrafterUse):
+        if any(isinstance(each.owner, DrafterUse) for each in drafts.members_or_self):
             self.burst_tokens += [step.acceptance.num_tokens for step in steps[1:]]
             self.sizes |= {step.proposal.tree.num_nodes for step in steps[1:]}
 
@@ -155,8 +161,71 @@ def test_native_steps_have_the_trees_and_the_text_of_single_steps(
     assert in_run == by_step and by_step[1]["finish"] is FinishReason.STOP
 
 
+#: The members of random unions, with their parameters. A share of the nodes is smaller than what most of them want.
+MEMBERS = {
+    "prompt_lookup": {"branches": 2, "draft_len": 6},
+    "suffix": {"factor": 4.0, "min_prob": 0.0},
+    "draft_model": {"draft_len": 9, "min_prob": 0},
+    "medusa": {"choices": [[0], [0, 0], [1], [0, 1], [2], [1, 0], [0, 0, 0]], "min_prob": 0},
+    "eagle": {"min_prob": 0},
+    "eagle2": {"top_k": 4, "depth": 3, "min_prob": 0},
+    "redrafter": {"beams": 3, "beam_len": 3, "min_prob": 0},
+}
+
+
+def random_union(random: Random) -> tuple[str, str]:
+    """Return a union of one or two methods that draft from tokens and at most one drafter, in any order."""
+    names = random.sample([*MEMBERS][:2], random.choice((1, 2))) + [random.choice(["draft_model", *[*MEMBERS][2:]])]
+    random.shuffle(names)
+    caps = {name: {"max_nodes": random.randint(2, 9)} for name in names if random.random() < 0.3 and name != "medusa"}
+    members = {name: MEMBERS[name] | caps.get(name, {}) for name in names}
+    return "+".join(names), json.dumps({"adaptive": False, "max_nodes": random.randint(1, 24)} | members)
+
+
+@pytest.fixture(scope="module")
+def other_draft_model(tmp_path_factory: pytest.TempPathFactory) -> LocalDrafter:
+    """Return a draft model whose chains the target seldom follows, so that other members' paths are accepted."""
+    folder = make_tiny_target(tmp_path_factory.mktemp("other"), **SIZES, seed=1, initializer_range=0.2)
+    return LocalDrafter(DraftEngine(make_paged(folder, dtype="float32", kernels="native"), 0.5))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_native_code_merges_the_trees_of_random_unions_as_python_does(
+    drafted: Drafted, other_draft_model: LocalDrafter, target: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some bursts end after a few steps: they are resumed, or the members propose in Python in between."""
+    random, stop = Random(seed), StopRule(MAX_TOKENS)
+    method, config = random_union(random)
+    monkeypatch.setattr(test_runs, "PROMPT", [random.randrange(VOCAB_SIZE) for _ in range(random.randint(2, 5))] * 3)
+    monkeypatch.setattr("runtime.engine.run.MAX_AHEAD", random.choice((3, 64)))
+    burst, max_steps = TargetEngine._burst, random.choice((2, 64))
+
+    def short(*arguments: Any) -> Decoding | None:
+        decoding = burst(*arguments)
+        return decoding and decoding._replace(num_steps=min(decoding.num_steps, max_steps))
+
+    monkeypatch.setattr(TargetEngine, "_burst", short)
+    if random.random() < 0.5:
+        monkeypatch.setitem(drafted.drafters, "draft", other_draft_model)
+    run = RunOptions(method, config, LIMITS, stop.min_tokens, tuple(stop.ids))
+    drafted.burst_tokens.clear()
+    in_run, by_step = run_and_loop(
+        drafted, target, (method, config), random.choice(SAMPLINGS), stop, StepOptions(), run
+    )
+    assert in_run == by_step
+    assert drafted.burst_tokens, "no step ran in native code"
+
+
+def test_steps_of_a_union_of_two_drafters_run_one_by_one(drafted: Drafted, target: Path) -> None:
+    stop, method = StopRule(MAX_TOKENS), "eagle2+draft_model"
+    run = RunOptions(method, '{"adaptive": false}', LIMITS, stop.min_tokens, tuple(stop.ids))
+    drafted.burst_tokens.clear()
+    in_run, by_step = run_and_loop(drafted, target, (method, ""), Sampling(), stop, StepOptions(), run)
+    assert in_run == by_step and by_step[1]["sources"] and not drafted.burst_tokens
+
+
 def test_sixteen_runs_with_all_drafters_tell_what_each_tells_alone(drafted: Drafted, target: Path) -> None:
-    methods = [*METHODS, *METHODS]
+    methods = [*METHODS, *METHODS][:16]
     samplings = [Sampling(seed % 3 / 3, seed=seed) for seed in range(16)]
 
     def tell(seed: int) -> Any:

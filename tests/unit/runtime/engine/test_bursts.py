@@ -223,7 +223,7 @@ def test_a_step_that_python_decides_has_a_pass_of_its_own_beside_three_others(
     engine.advance(calls)
     num_passes = engine.progress.num_passes
     assert engine.advance([*calls, single]) == calls
-    assert engine.progress.num_passes == num_passes + 1  # the thread counts the other one
+    assert engine.progress.num_passes == num_passes + 2
     answer = few.answers[1]
     assert isinstance(answer, Acceptance) and answer.load and not answer.is_atypical
     assert (answer.num_in_pass, answer.load.num_steps, answer.load.num_beside) == (4, 1, 3)
@@ -333,7 +333,7 @@ def test_a_large_draft_has_a_pass_of_its_own_beside_steps(engine: TargetEngine) 
     engine.advance([call])  # so that no time is owed
     num_passes = engine.progress.num_passes
     assert engine.advance([large, call]) == [call]
-    assert engine.progress.num_passes == num_passes + 1  # the thread counts the other one
+    assert engine.progress.num_passes == num_passes + 2
     assert other.answers[1].num_in_pass == 2 and other.answers[1].is_atypical
     assert call.finished and [step.acceptance.num_in_pass for step in call.finished.steps] == [1, 2]
 
@@ -343,8 +343,20 @@ def test_a_large_draft_that_waits_behind_a_prompt_is_not_counted(engine: TargetE
     large, call = other.large(), sequence.several()
     num_calls = engine.progress.num_calls
     assert engine.advance([large, call]) == [large, call]
-    assert engine.progress.num_calls == num_calls - 1  # the thread counts both
+    assert engine.progress.num_calls == num_calls + 1
     assert call.finished and len(call.finished.steps) == 1
+
+
+def test_calls_that_wait_for_blocks_take_part_in_no_pass(engine: TargetEngine) -> None:
+    sequence, other, passes = Sequence(engine, 1), Sequence(engine, 2), Passes[StepRequest](engine)
+    step, prompt, pool = sequence.single(), other.begin(), engine.sequences.pool
+    counts, pass_s = passes.progress, passes.pass_s
+    before = counts.num_passes, counts.num_calls
+    pool.allocate(pool.num_available - 1, None)
+    assert passes.run([prompt]) == [prompt]
+    assert (counts.num_passes, counts.num_calls, passes.pass_s) == (*before, pass_s)
+    assert passes.run([step, prompt]) == [prompt] and isinstance(sequence.answers[1], Acceptance)
+    assert (counts.num_passes - before[0], counts.num_calls - before[1]) == (1, 1) and passes.pass_s > pass_s
 
 
 def test_large_drafts_do_not_go_on_while_others_of_them_have_no_room(engine: TargetEngine) -> None:

@@ -146,6 +146,7 @@ def test_requests_under_different_rules_share_passes_and_draft_what_they_draft_a
         alone = ask(bench.thread, request(context, sampling, 5, 100 + number))
         assert chain_of(drafted) == chain_of(alone) and len(drafted.q) == (0 if sampling.rule is Rule.COUPLED else 5)
     assert max(bench.pass_tokens) >= len(rules)
+    assert bench.thread.num_passes == len(bench.pass_tokens)
 
 
 @pytest.mark.parametrize("accepted", range(5))

@@ -32,6 +32,7 @@ METHODS = {
     ("prompt_lookup", '{"branches": 3, "draft_len": 4, "length": "grown", "match": "frequent"}'): "prompt_lookup",
     ("suffix", "{}"): "suffix.text",
     ("suffix", '{"tree": false, "draft_len": 3}'): "suffix.text",
+    ("prompt_lookup+suffix", '{"max_nodes": 7, "prompt_lookup": {"branches": 2}}'): "prompt_lookup+suffix.text",
 }
 SAMPLINGS = (Sampling(), Sampling(0.3, seed=5), Sampling(0.8, top_p=0.9, top_k=20, seed=6))
 
@@ -88,7 +89,9 @@ def drafted(folder: Path) -> Iterator[Drafted]:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=("greedy", "cool", "sampled"))
 @pytest.mark.parametrize(
-    ("method", "source"), METHODS.items(), ids=("auto", "auto chains", "lookup", "branches", "suffix", "suffix chains")
+    ("method", "source"),
+    METHODS.items(),
+    ids=("auto", "auto chains", "lookup", "branches", "suffix", "suffix chains", "union"),
 )
 def test_steps_run_together_have_the_trees_and_the_text_of_single_steps(
     drafted: Drafted, folder: Path, sampling: Sampling, method: tuple[str, str], source: str

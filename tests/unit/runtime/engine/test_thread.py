@@ -21,7 +21,7 @@ from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
 from runtime.engine.batching import BatchingPolicy
-from runtime.engine.calls import EngineCall
+from runtime.engine.calls import EngineCall, Progress
 from runtime.engine.thread import EngineThread
 
 LIMIT_S = 20.0
@@ -58,6 +58,7 @@ class ScriptedEngine:
     entered: threading.Event = field(default_factory=threading.Event)
     seen: list[list[int]] = field(default_factory=list)
     sequences: ScriptedSequences = field(default_factory=ScriptedSequences)
+    progress: Progress = field(default_factory=Progress)
 
     kernels = "torch"
 
@@ -68,6 +69,7 @@ class ScriptedEngine:
         self.seen.append([call.sequence_id for call in calls])
         self.entered.set()
         assert self.gate.wait(LIMIT_S)
+        self.progress.count(len(calls))
         left = []
         for call in calls:
             if call.sequence_id in self.failing:

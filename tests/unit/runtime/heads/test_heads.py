@@ -517,6 +517,7 @@ def test_long_contexts_take_turns(eagle: Eagle, monkeypatch: pytest.MonkeyPatch)
         jobs = engine.advance(jobs)
         passes.append(before - len(jobs))
     assert (passes, answers) == ([2, 1, 1], [0, 1, 2, 3])
+    assert (engine.progress.num_passes, engine.progress.num_calls) == (3, 4)
 
 
 def test_a_pool_that_is_full_is_said_to_be(eagle: Eagle) -> None:

@@ -257,7 +257,7 @@ struct RandomDrafter {
 };
 
 // The tokens of each sequence after a cache, which is copied; their sequences begin with one row and perhaps a tree.
-// drafts: whether trees are random; drafter: what drafts otherwise, null for nothing.
+// drafts: whether two methods propose random trees; drafter: what drafts between them, null for nothing.
 std::vector<std::vector<int32_t>> decoded(native::Model* model, Arrays arrays, const native::Pass& rows, Segments all,
                                           int block_tokens, bool drafts, const RandomDrafter* drafter, int num_threads,
                                           const char** wrong) {
@@ -268,8 +268,10 @@ std::vector<std::vector<int32_t>> decoded(native::Model* model, Arrays arrays, c
   native::SegmentPass pass = all.pass(arrays, rows, block_tokens);
   pass.num_logits = pass.num_rows, pass.logits = logits.data();
   std::vector<sampling::Request> requests(count);
-  const native::Continuation further{drafts ? &vocab_size : nullptr, {}, {-1, 0, {}}, nullptr, 0, 0, 40,
-                                     drafts || drafter ? kMaxNodes : 0, 5};
+  std::vector<native::Member> members(drafts ? 2 : 0, native::Member{&vocab_size, kMaxNodes});
+  if (drafter) members.insert(members.begin() + members.size() / 2, native::Member{nullptr, kMaxNodes});
+  const native::Continuation further{members.data(), {}, {-1, 0, {}}, nullptr, int(members.size()), 0, 0, 40,
+                                     members.empty() ? 0 : kMaxNodes, 5};
   std::vector<native::Continuation> continuations(count, further);
   for (int i = 0; drafter && i < count; ++i) continuations[i].use = drafter->uses[i];
   std::vector<int32_t> by_segment(3 * kSteps * count), is_over(count), num_read(count), by_node(4 * nodes + 1), figures(4 * kSteps);
@@ -300,7 +302,7 @@ std::vector<std::vector<int32_t>> decoded(native::Model* model, Arrays arrays, c
   return tokens;
 }
 
-// Compare decoding with random trees, and with those of a drafter, to decoding without; return what is wrong, or null.
+// Compare decoding with random trees, with those of a drafter, and with both to decoding without; return what is wrong, or null.
 const char* compare_decoding(native::Model* model, const Arrays& arrays, const native::Pass& rows, Segments all, int block_tokens) {
   Segments rooted = all;
   rooted.ids.clear();
@@ -323,14 +325,16 @@ const char* compare_decoding(native::Model* model, const Arrays& arrays, const n
   RandomDrafter drafter(model->shape, rows, bare, block_tokens);
   const auto by_drafter = decoded(model, arrays, rows, bare, block_tokens, false, &drafter, 2, &wrong);
   if (wrong) return wrong;
-  for (const auto& texts : {drafted, by_drafter})
+  const auto by_union = decoded(model, arrays, rows, bare, block_tokens, true, &drafter, 2, &wrong);
+  if (wrong) return wrong;
+  for (const auto& texts : {drafted, by_drafter, by_union})
     for (size_t i = 0; i < plain.size(); ++i)
       if (!std::equal(plain[i].begin(), plain[i].begin() + std::min(plain[i].size(), texts[i].size()), texts[i].begin()))
         return "drafts changed a text";
   for (int bad = 0; bad < 10; ++bad) {
     const auto uses = drafter.uses;
     drafter.damage();
-    decoded(model, arrays, rows, bare, block_tokens, false, &drafter, 1, &wrong);
+    decoded(model, arrays, rows, bare, block_tokens, below(2), &drafter, 1, &wrong);
     drafter.uses = uses;
   }
   for (int bad = 0; bad < 10; ++bad) {

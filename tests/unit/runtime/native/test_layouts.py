@@ -18,6 +18,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "Drafting": head_fields.DraftingFields,
     "Chain": chains.ChainFields,
     "Chains": chains.ChainsFields,
+    "Member": decoding.MemberFields,
     "Continuation": decoding.ContinuationFields,
     "Decoding": decoding.DecodingFields,
     "Drafter": drafters.DrafterFields,

@@ -74,6 +74,7 @@ def test_epsilon_is_the_engine_s_unless_a_request_names_one(checkpoint: Path, tm
     assert built(builder, **asked).sampling.rule is Rule.TYPICAL
     assert built(builder, **asked).sampling.epsilon == as_float32(0.2)
     assert built(builder, **asked, typical_epsilon=0.5).sampling.epsilon == 0.5
+    assert built(builder).sampling.temperature == builder.default.sampling.temperature == 1.0
     for more, words in (
         ({"typical_epsilon": 1.0}, "typical_epsilon 1: TensorRT-LLM takes 0 to below 1 (input typical_epsilon)"),
         ({"typical_delta": 0.5}, "typical_delta: TensorRT-LLM uses the square root of typical_epsilon (input typical"),
