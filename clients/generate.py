@@ -288,7 +288,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except (InferenceServerException, queue.Empty) as error:
         reason = str(error) or "the server does not answer"
-        is_down = "StatusCode.UNAVAILABLE" in reason and "max_running" not in reason  # a full server sends it, too
+        # A server that is full or draining sends this status, too; then its message begins with a code.
+        is_down = "StatusCode.UNAVAILABLE" in reason and not re.search(r"\] [a-z_]+: ", reason)
         hint = f"no server at {args.url} ({reason}); start one (make serve), or name another with --url"
         print(f"error: {hint if is_down else reason}", file=sys.stderr)
         return 2 if is_down else 1

@@ -20,11 +20,12 @@ from gateway.bodies import Bodies
 from gateway.errors import ApiError, Busy, UnknownUrl
 from gateway.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 from gateway.jobs import Job
+from gateway.keys import ApiKeys
 from gateway.methods import served_methods
 from gateway.middleware import REQUEST_ID, Guard, to_response
 from gateway.replicas import MOST_URGENT, Replicas
 from gateway.service import Gateway
-from gateway.settings import KEYS, Settings, SettingsError, places_of
+from gateway.settings import Settings
 from gateway.tenants import OfTenant, of_tenant
 from gateway.tokenizer import read_checkpoint
 from gateway.workers import off_loop
@@ -60,7 +61,7 @@ def create_app(settings: Settings) -> FastAPI:
     _add_tokenizer(app, gateway, bodies)
     _add_operations(app, gateway)
     _add_playground(app, gateway)
-    app.add_middleware(Guard, keys=_keys(settings), metrics=gateway.metrics)
+    app.add_middleware(Guard, keys=ApiKeys(settings), metrics=gateway.metrics)
     if origins := [origin.strip() for origin in settings.allowed_origins.split(",") if origin.strip()]:
         app.add_middleware(
             CORSMiddleware,
@@ -70,26 +71,6 @@ def create_app(settings: Settings) -> FastAPI:
             expose_headers=[REQUEST_ID, "Retry-After"],
         )
     return app
-
-
-def _keys(settings: Settings) -> frozenset[bytes]:
-    """Return the accepted API keys; raises SettingsError if they cannot be read or some are needed and missing."""
-    keys = (settings.api_keys or "").encode(errors="surrogateescape").split(b",")
-    if settings.api_keys_file:
-        try:
-            keys += Path(settings.api_keys_file).read_bytes().splitlines()
-        except OSError as error:
-            raise SettingsError(f"cannot read the API keys in {settings.api_keys_file}: {error.strerror}") from None
-    found = frozenset(key.strip() for key in keys if key.strip())
-    if settings.salt_by_key and not found:
-        raise SettingsError("salt_by_key needs API keys, and no key is set (--api-keys-file or --api-keys)")
-    for name in KEYS:
-        if not found and (value := getattr(settings, name)) is not None:
-            raise SettingsError(
-                f"{name} contains no API key, got {value!r}: at least one is needed; only without this setting the "
-                f"gateway serves everybody ({places_of(name)})"
-            )
-    return found
 
 
 def _add_generation(app: FastAPI, gateway: Gateway, bodies: Bodies) -> None:
@@ -109,10 +90,12 @@ def _add_generation(app: FastAPI, gateway: Gateway, bodies: Bodies) -> None:
             fields = await bodies.fields(model, request)
         return of_tenant(fields, request.state.api_key) if salt_by_key else fields
 
-    async def job_of(model: type[OfTenant], make: Callable[[OfTenant, str], Job], request: Request) -> tuple[bool, Job]:
+    async def job_of(
+        model: type[OfTenant], make: Callable[[OfTenant, str, str], Job], request: Request
+    ) -> tuple[bool, Job]:
         """Return whether to stream, and the job; the fields, which may be large, do not outlive this call."""
         fields = await fields_of(model, request)
-        return fields.stream, await off_loop(make, fields, request.state.request_id)
+        return fields.stream, await off_loop(make, fields, request.state.request_id, request.state.key_label)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:

@@ -103,12 +103,12 @@ class Failed(ApiError):
     """A replica failed on the request, and no other one could serve it."""
 
 
-def shown(value: object) -> str:
+def abbreviated(value: object) -> str:
     """Return a value as an error message shows it: shortened, since it may be a whole prompt."""
     return _shortened(repr(value))
 
 
-def shown_json(value: object) -> str:
+def abbreviated_json(value: object) -> str:
     """Return a value of a JSON document as an error message shows it: as JSON, shortened."""
     return _shortened(json.dumps(value))
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from gateway.errors import BadRequest, shown
+from gateway.errors import BadRequest, abbreviated
 from gateway.values import (
     MAX_INT32,
     Fields,
@@ -144,7 +144,8 @@ class GenerationFields(Fields):
             ids = _TOKENS.validate_python(list(self.logit_bias))
         except ValidationError:
             raise BadRequest(
-                f"logit_bias must have token ids (0..{MAX_INT32}) as keys, got {shown(self.logit_bias)}", "logit_bias"
+                f"logit_bias must have token ids (0..{MAX_INT32}) as keys, got {abbreviated(self.logit_bias)}",
+                "logit_bias",
             ) from None
         return {"logit_bias_ids": ids, "logit_bias_weights": list(self.logit_bias.values())}
 

@@ -23,6 +23,7 @@ class Format:
 
     num_top: how many of the most probable tokens each position shows; None = without log-probabilities.
     has_token_ids, has_steps: choices have the ids of their tokens, and the steps with their draft trees.
+    has_prediction: the request has a prediction of its output, whose tokens are the drafts.
     """
 
     checkpoint: Checkpoint
@@ -30,6 +31,7 @@ class Format:
     num_top: int | None = None
     has_token_ids: bool = False
     has_steps: bool = False
+    has_prediction: bool = False
     prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
     id: str = field(init=False)
     created: int = field(init=False)
@@ -62,7 +64,8 @@ class Format:
 
     def totals(self, sequences: Sequence[Delta], n: int) -> dict[str, Any]:
         """Return usage, and the statistics of speculation in the shape that vLLM and AIPerf share."""
-        return {"usage": usage(sequences, n), "metrics": {"speculative_decoding": speculation_metrics(sequences)}}
+        counts = usage(sequences, n, sequences if self.has_prediction else ())
+        return {"usage": counts, "metrics": {"speculative_decoding": speculation_metrics(sequences)}}
 
     def _envelope(self, kind: str) -> dict[str, Any]:
         return {
@@ -164,12 +167,15 @@ class ChatFormat(Format):
         return {"token": self.token_text(token), "logprob": logprob, "bytes": raw}
 
 
-def usage(sequences: Sequence[Delta], n: int) -> dict[str, Any]:
-    """Return the token counts of a request; a prompt counts once, however many choices it has."""
+def usage(sequences: Sequence[Delta], n: int, predicted: Sequence[Delta] = ()) -> dict[str, Any]:
+    """Return the token counts of a request; a prompt counts once, however many choices it has.
+
+    predicted: the sequences whose drafts are the tokens of the client's prediction; OpenAI's counts are of no others.
+    """
     prompt = sum(sequence.num_input_tokens for sequence in sequences[::n])
     completion = sum(len(sequence.ids) for sequence in sequences)
-    accepted = sum(sum(sequence.accepted) for sequence in sequences)
-    drafted = sum(sum(sequence.drafted) for sequence in sequences)
+    accepted = sum(sum(sequence.accepted) for sequence in predicted)
+    drafted = sum(sum(sequence.drafted) for sequence in predicted)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

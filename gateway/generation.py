@@ -11,7 +11,7 @@ import contextlib
 import functools
 import json
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,15 @@ from gateway.metrics import Metrics
 from gateway.replicas import FULL_PAUSE_S, InFlight, Replica, Replicas
 from gateway.routing import affinity_key
 from gateway.settings import Settings
-from gateway.triton import Full, Lost, Refused, ReplicaError, Stopping
+from gateway.triton import (
+    FirstTokenTimeout,
+    Refused,
+    ReplicaDraining,
+    ReplicaError,
+    ReplicaFull,
+    ReplicaLost,
+    StreamStalled,
+)
 
 #: The finish reason of requests on a replica that stops; the client did not cancel, so another replica continues.
 CANCELLED = "cancelled"
@@ -67,7 +75,7 @@ class Refusal(BadRequest):
 class Attempts:
     """The attempts since a request last got a token.
 
-    num_failed: those that failed although the replica was neither full nor stopping.
+    num_failed: those that failed although the replica was neither full, draining nor late.
     since_s: when the request began to wait for a replica; time in which a replica was silent or full does not count.
     """
 
@@ -79,9 +87,10 @@ class Attempts:
     def with_failure(self, replica: Replica, error: ReplicaError) -> Attempts:
         """Return the attempts with one more that failed."""
         tried = (*self.tried, replica)
-        if isinstance(error, Stopping):
+        if isinstance(error, ReplicaDraining):
             return replace(self, tried=tried, error=error)
-        return Attempts(tried, self.num_failed + (0 if isinstance(error, Full) else 1), error)
+        is_failure = not isinstance(error, ReplicaFull | FirstTokenTimeout)
+        return Attempts(tried, self.num_failed + is_failure, error)
 
 
 @dataclass
@@ -130,30 +139,37 @@ class Generation:
             num_before, began_s = len(self.ids), time.monotonic()
             try:
                 with replica.running() as request:
-                    async with contextlib.aclosing(self._from(replica, request)) as deltas:
+                    async with contextlib.aclosing(self._from(replica, request, attempts.tried)) as deltas:
                         async for delta in deltas:
                             yield delta
                             if delta.finish_reason:
                                 self.replicas.report(replica, None, began_s)
                                 return
-                raise Lost("the stream ended before the text")
+                raise ReplicaLost("the stream ended before the text")
             except Refused as error:
                 raise Refusal(str(error)) from None
             except ReplicaError as error:
                 self.replicas.report(replica, error, began_s, self._priority)
-                self.metrics.failovers.labels(reason=error.reason).inc()
+                self._count(error, has_begun=len(self.ids) > num_before)
                 attempts = (attempts if len(self.ids) == num_before else Attempts()).with_failure(replica, error)
 
-    async def _from(self, replica: Replica, request: InFlight) -> AsyncGenerator[Delta, None]:
+    def _count(self, error: ReplicaError, has_begun: bool) -> None:
+        """Count a text that a replica had begun, or a replica that was lost, as a failover; else that it refused."""
+        is_failover = has_begun or isinstance(error, ReplicaLost | StreamStalled | ReplicaDraining)
+        (self.metrics.failovers if is_failover else self.metrics.refusals).labels(reason=error.reason).inc()
+
+    async def _from(
+        self, replica: Replica, request: InFlight, tried: Collection[Replica]
+    ) -> AsyncGenerator[Delta, None]:
         """Yield what the responses of one replica add; raises ReplicaError."""
         limits = (self.settings.first_limit_s, self.settings.silence_limit_s)
-        last_sign_s = functools.partial(replica.last_sign_s, request)
+        last_sign_s = functools.partial(self.replicas.last_sign_s, replica, request, tried, self._priority)
         stream = replica.client.stream(self._inputs(), *limits, self.request_id, last_sign_s)
         async with contextlib.aclosing(stream) as responses:
             async for outputs in responses:
                 replica.note_response(request)
                 if outputs.get("finish_reason") == CANCELLED:
-                    raise Lost("the replica stopped the request")
+                    raise ReplicaLost("the replica stopped the request")
                 delta = to_delta(outputs)
                 self.ids += delta.ids
                 self.progress.has_begun |= bool(self.ids)
@@ -172,7 +188,7 @@ class Generation:
         """
         error = attempts.error
         ready = [replica for replica in self.replicas.all.values() if replica.is_ready]
-        if isinstance(error, Full) and all(replica in attempts.tried for replica in ready):
+        if isinstance(error, ReplicaFull) and all(replica in attempts.tried for replica in ready):
             if not self.progress.has_begun:
                 raise Busy(f"all replicas are full: {error}", retry_after_s=error.retry_after_s)
             if not error.is_for_all:  # the replicas do not rest, so this sequence must
@@ -183,7 +199,7 @@ class Generation:
             raise Failed(f"the request failed {attempts.num_failed} times in a row, the last time: {error}")
         if found := await self._await_replica(attempts):
             return found
-        if isinstance(error, Full) and self.replicas.is_ready:
+        if isinstance(error, ReplicaFull) and self.replicas.is_ready:
             raise Busy(f"no replica had room in time: {error}", retry_after_s=error.retry_after_s)
         raise Unavailable(f"no replica can be reached: {error or 'none is ready'}", retry_after_s=5)
 
@@ -193,7 +209,7 @@ class Generation:
         If the request has begun and the replicas are there, but full, only its deadline ends the wait.
         """
         key = affinity_key(self.inputs, self.affinity)
-        may_wait_for_room = self.progress.has_begun and isinstance(attempts.error, Full)
+        may_wait_for_room = self.progress.has_begun and isinstance(attempts.error, ReplicaFull)
         since_s = time.monotonic() if may_wait_for_room else attempts.since_s
         while (left_s := min(since_s + self.settings.recovery_limit_s, self.deadline_s) - time.monotonic()) > 0:
             if found := await self.replicas.choose(key, attempts.tried, left_s, self._priority):

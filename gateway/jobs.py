@@ -30,7 +30,7 @@ class Job:
 
     sequences: one for each choice of each prompt, a prompt's choices together. n: choices per prompt.
     echo: the prompt of each sequence, if the response repeats it. include_usage: whether a stream ends with a chunk
-    that has the usage.
+    that has the usage. key_label: of the client's API key, for the metrics.
     """
 
     sequences: Sequence[Generation]
@@ -39,6 +39,7 @@ class Job:
     n: int = 1
     echo: Sequence[str] = ()
     include_usage: bool = False
+    key_label: str = ""
 
     def __post_init__(self) -> None:
         self._received = [Delta() for _ in self.sequences]
@@ -81,8 +82,8 @@ class Job:
             seen.add(index)
 
     def _count(self, delta: Delta) -> None:
-        self.metrics.generation_tokens.inc(len(delta.ids))
-        self.metrics.prompt_tokens.inc(delta.num_input_tokens)
+        self.metrics.generation_tokens.labels(self.key_label).inc(len(delta.ids))
+        self.metrics.prompt_tokens.labels(self.key_label).inc(delta.num_input_tokens)
         self.metrics.steps.inc(len(delta.accepted))
         self.metrics.drafted.inc(sum(delta.drafted))
         self.metrics.accepted.inc(sum(delta.accepted))

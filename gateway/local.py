@@ -15,7 +15,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from gateway.errors import shown
+from gateway.errors import abbreviated
 from gateway.settings import SettingsError
 
 _GRPC = re.compile(r"gRPC (\S+?),")
@@ -152,5 +152,7 @@ def target_of(config: str) -> str:
     try:
         local = path.absolute().parent / Path(str(target)).expanduser()
     except RuntimeError as error:
-        raise SettingsError(f"target {shown(target)} names no folder: {error} ({path}, or SERVING_TARGET)") from None
+        raise SettingsError(
+            f"target {abbreviated(target)} names no folder: {error} ({path}, or SERVING_TARGET)"
+        ) from None
     return str(local) if local.is_dir() else str(target)

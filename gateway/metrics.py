@@ -23,8 +23,8 @@ class Metrics:
         self.registry.register(ReplicaCollector(replicas))
         self.requests = Counter(
             "spec_gateway_requests",
-            "Requests by endpoint and HTTP status",
-            ["endpoint", "status"],
+            "Requests by endpoint, HTTP status and API key",
+            ["endpoint", "status", "key"],
             registry=self.registry,
         )
         self.running = Gauge("spec_gateway_requests_running", "Requests under way", registry=self.registry)
@@ -41,15 +41,25 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.prompt_tokens = Counter("spec_gateway_prompt_tokens", "Tokens of prompts", registry=self.registry)
-        self.generation_tokens = Counter("spec_gateway_generation_tokens", "Tokens generated", registry=self.registry)
+        self.prompt_tokens = Counter(
+            "spec_gateway_prompt_tokens", "Tokens of prompts by API key", ["key"], registry=self.registry
+        )
+        self.generation_tokens = Counter(
+            "spec_gateway_generation_tokens", "Tokens generated, by API key", ["key"], registry=self.registry
+        )
         self.steps = Counter("spec_gateway_spec_decode_num_drafts", "Steps", registry=self.registry)
         self.drafted = Counter("spec_gateway_spec_decode_num_draft_tokens", "Draft tokens", registry=self.registry)
         self.accepted = Counter(
             "spec_gateway_spec_decode_num_accepted_tokens", "Accepted draft tokens", registry=self.registry
         )
         self.failovers = Counter(
-            "spec_gateway_failovers", "Streams that a replica lost or refused", ["reason"], registry=self.registry
+            "spec_gateway_failovers", "Streams that a replica lost", ["reason"], registry=self.registry
+        )
+        self.refusals = Counter(
+            "spec_gateway_refusals",
+            "Times that a replica refused a request, or did not begin it",
+            ["reason"],
+            registry=self.registry,
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 import re
 import secrets
@@ -13,6 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 
 from gateway.errors import ApiError, Unauthorized, UnknownUrl
+from gateway.keys import ApiKeys
 from gateway.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 
 
 class Guard:
-    """Gives each request an id, refuses those without a valid key, and measures. keys: empty = no key is needed."""
+    """Gives each request an id, refuses those without a valid key, and measures."""
 
-    def __init__(self, app: ASGIApp, keys: frozenset[bytes], metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys, metrics: Metrics) -> None:
         self._app, self._keys, self._metrics = app, keys, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,7 +45,7 @@ class Guard:
         given = headers.get(REQUEST_ID, "")
         request_id = given if _ID.fullmatch(given) else secrets.token_hex(16)
         scope.setdefault("state", {})["request_id"] = request_id
-        began_s, status = time.monotonic(), 499  # for a client that leaves before its answer begins
+        began_s, status, key_label = time.monotonic(), 499, ""  # for a client that leaves before its answer begins
 
         async def observed(message: Message) -> None:
             nonlocal status
@@ -62,7 +62,8 @@ class Guard:
             if path.endswith("\n"):
                 raise UnknownUrl(f"no such endpoint: {scope['method']} {path!r}")
             if endpoint in GUARDED:
-                scope["state"]["api_key"] = self._key(headers.get("authorization", ""))
+                scope["state"]["api_key"] = key = self._keys.key_in(headers.get("authorization", ""))
+                scope["state"]["key_label"] = key_label = self._keys.label(key)
             return await self._app(scope, receive, observed)
         except (Unauthorized, UnknownUrl) as error:
             return await to_response(error)(scope, receive, observed)
@@ -72,23 +73,12 @@ class Guard:
         finally:
             self._metrics.running.dec(is_counted)
             if is_counted:
+                self._metrics.requests.labels(endpoint, status, key_label).inc()
                 self._observe(scope["method"], endpoint, status, time.monotonic() - began_s, request_id)
 
     def _observe(self, method: str, endpoint: str, status: int, seconds: float, request_id: str) -> None:
-        self._metrics.requests.labels(endpoint, status).inc()
         self._metrics.request_seconds.labels(endpoint).observe(seconds)
         log.info("%s %s %d %.3f s, request %s", method, endpoint, status, seconds, request_id)
-
-    def _key(self, header: str) -> bytes:
-        """Return the key in the header, b"" if no keys are set; raises Unauthorized if it is not one of them."""
-        scheme, _, key = header.partition(" ")
-        given = key.strip(" \t").encode("latin-1")  # the bytes as sent: headers are always decoded as Latin-1
-        is_known = any(hmac.compare_digest(given, known) for known in self._keys)
-        if not self._keys:
-            return b""
-        if not (scheme.lower() == "bearer" and is_known):
-            raise Unauthorized("a valid API key is needed: Authorization: Bearer KEY")
-        return given
 
 
 def to_response(error: ApiError) -> JSONResponse:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from gateway.errors import BadRequest, UnknownField, did_you_mean, shown, shown_json
+from gateway.errors import BadRequest, UnknownField, abbreviated, abbreviated_json, did_you_mean
 from gateway.values import Fields
 
 #: Deepest nesting of a body's objects and lists, the body itself included.
@@ -29,7 +29,7 @@ def parse(model: type[Parsed], raw: bytes | bytearray) -> Parsed:
     known = {field.alias or name for name, field in model.model_fields.items()}
     for name, value in body.items():
         if name not in known:
-            raise UnknownField(f"unknown field {shown(name)}{did_you_mean(name, known)}", _printable(name))
+            raise UnknownField(f"unknown field {abbreviated(name)}{did_you_mean(name, known)}", _printable(name))
         _check_characters(name, value)
     try:
         return model.model_validate(body)
@@ -45,8 +45,8 @@ def parse(model: type[Parsed], raw: bytes | bytearray) -> Parsed:
         raise UnknownField(f"unknown field {path!r}", path)
     field = model.model_fields.get(first)
     if error["type"] != "missing" and field and field.description:
-        raise BadRequest(f"{first} must be {field.description}, got {shown(body[first])}", first)
-    got = "" if error["type"] == "missing" else f", got {shown(error['input'])}"
+        raise BadRequest(f"{first} must be {field.description}, got {abbreviated(body[first])}", first)
+    got = "" if error["type"] == "missing" else f", got {abbreviated(error['input'])}"
     raise BadRequest(f"{path}: {error['msg']}{got}", path)
 
 
@@ -59,7 +59,7 @@ def _object_of(raw: bytes | bytearray) -> dict[str, Any]:
     except ValueError as error:
         raise BadRequest(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
-        raise BadRequest(f"the body must be a JSON object, got {shown_json(body)}")
+        raise BadRequest(f"the body must be a JSON object, got {abbreviated_json(body)}")
     for name, value in body.items():
         _check_shape(name, value)
     return body
@@ -81,11 +81,11 @@ def _check_shape(name: str, value: Any) -> None:
     while level := [part for part in level if isinstance(part, dict | list)]:
         if (depth := depth + 1) > MAX_DEPTH:
             raise BadRequest(
-                f"{shown(name)} is nested more than {MAX_DEPTH} levels deep, which is the most allowed",
+                f"{abbreviated(name)} is nested more than {MAX_DEPTH} levels deep, which is the most allowed",
                 _printable(name),
             )
         if any(len(part) > MAX_KEYS for part in level if isinstance(part, dict)):
-            raise BadRequest(f"{shown(name)} has an object of more than {MAX_KEYS} keys", _printable(name))
+            raise BadRequest(f"{abbreviated(name)} has an object of more than {MAX_KEYS} keys", _printable(name))
         level = [part for whole in level for part in (whole.values() if isinstance(whole, dict) else whole)]
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from gateway.errors import Busy
 from gateway.routing import choose
 from gateway.settings import Settings, SettingsError
-from gateway.triton import Full, Lost, ReplicaError, Silent, Stopping, TritonClient
+from gateway.triton import ReplicaDraining, ReplicaError, ReplicaFull, ReplicaLost, StreamStalled, TritonClient
 
 DNS = "dns://"
 #: The longest time for which a replica is left alone: a text that only it can continue waits for it.
@@ -30,8 +30,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class InFlight:
-    """A request in flight on a replica: when its first and its latest response came, by time.monotonic()."""
+    """A request in flight on a replica: when it was sent, its first and its latest response, by time.monotonic()."""
 
+    sent_s: float = field(default_factory=time.monotonic)
     first_response_s: float = math.inf
     last_response_s: float = -math.inf
 
@@ -45,6 +46,7 @@ class Replica:
     is_full: it rests because its queue was full, for requests that are no more urgent than `full_from`.
     retry_after_s: by its own account, the seconds until it has room.
     last_response_s: when the latest response to any request came.
+    outage_s: when it last was ejected, or not ready: what it had been sent before may be lost.
     """
 
     address: str
@@ -58,6 +60,7 @@ class Replica:
     full_from: int = 0
     retry_after_s: int = 1
     last_response_s: float = -math.inf
+    outage_s: float = -math.inf
 
     @property
     def num_running(self) -> int:
@@ -105,7 +108,7 @@ class Replica:
         """
         if began_s < self.ejected_s:
             return
-        self.ejected_s = time.monotonic()
+        self.ejected_s = self.outage_s = time.monotonic()
         pause_s = min(0.5 * 2 ** min(self.num_failures, 10), MAX_BACK_OFF_S)
         self.resting_until_s = self.ejected_s + pause_s
         self.num_failures += 1
@@ -122,8 +125,10 @@ class Replica:
         self.is_full, self.retry_after_s = True, retry_after_s
 
     async def check(self) -> None:
-        """Ask whether it is ready, even while it rests."""
+        """Check readiness, even during a back-off."""
         was_ready, self.is_ready = self.is_ready, await self.client.is_ready()
+        if not self.is_ready:
+            self.outage_s = time.monotonic()
         if was_ready != self.is_ready:
             log.info("replica %s is %s", self.address, "ready" if self.is_ready else "not ready")
 
@@ -204,16 +209,30 @@ class Replicas:
                 return None
             await asyncio.sleep(POLL_S)
 
+    def last_sign_s(self, replica: Replica, request: InFlight, tried: Collection[Replica], priority: int) -> float:
+        """Return when there last was a reason to leave a request where it is, by time.monotonic().
+
+        Once it was answered, that is a sign of life of its process. Before, it may be waiting in the replica's queue,
+        and would lose its place: it stays, unless a replica that it has not tried takes it or this one had an outage.
+        """
+        if request.last_response_s > -math.inf:
+            return replica.last_sign_s(request)
+        others = (other for other in self.all.values() if other is not replica and other not in tried)
+        is_lost = replica.outage_s > request.sent_s
+        return -math.inf if is_lost or any(other.takes(priority) for other in others) else time.monotonic()
+
     def report(self, replica: Replica, error: ReplicaError | None, began_s: float, priority: int = 0) -> None:
         """Note how a request that began at `began_s` ended; a replica that failed only on this request stays usable."""
         if error is None:
             replica.num_failures = 0
             return
         log.warning("replica %s: %s", replica.address, error)
-        if isinstance(error, Full):
+        if isinstance(error, ReplicaFull):
             if error.is_for_all:  # otherwise one client could keep out all others
                 replica.rest(error.retry_after_s, priority)
-        elif isinstance(error, Lost | Stopping) or (isinstance(error, Silent) and self._is_silent(replica)):
+        elif isinstance(error, ReplicaLost | ReplicaDraining) or (
+            isinstance(error, StreamStalled) and self._is_silent(replica)
+        ):
             replica.eject(began_s)
 
     def _is_silent(self, replica: Replica) -> bool:

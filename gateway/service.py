@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.errors import BadRequest, ModelNotFound, shown
+from gateway.errors import BadRequest, ModelNotFound, abbreviated
 from gateway.fields import ChatFields, CompletionFields, DetokenizeFields, GenerationFields, TokenizeFields
 from gateway.formats import ChatFormat, Format
 from gateway.generation import Generation, Progress
@@ -38,8 +38,8 @@ class Gateway:
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.replicas.all)
 
-    def completion(self, fields: CompletionFields, request_id: str) -> Job:
-        """Return the job of a completion request; raises BadRequest or ModelNotFound."""
+    def completion(self, fields: CompletionFields, request_id: str, key_label: str = "") -> Job:
+        """Return the job of a completion request; raises BadRequest or ModelNotFound. key_label: for the metrics."""
         prompts = fields.prompts()
         for prompt in prompts:  # before it is copied for each choice
             if isinstance(prompt, str):
@@ -50,10 +50,10 @@ class Gateway:
         echo: list[str] = []
         if fields.echo:
             echo = [prompt if isinstance(prompt, str) else self.checkpoint.decode(prompt) for prompt in prompts]
-        return self._job(fields, inputs, Format, echo, request_id)
+        return self._job(fields, inputs, Format, echo, request_id, key_label)
 
-    def chat(self, fields: ChatFields, request_id: str) -> Job:
-        """Return the job of a chat request; raises BadRequest or ModelNotFound."""
+    def chat(self, fields: ChatFields, request_id: str, key_label: str = "") -> Job:
+        """Return the job of a chat request; raises BadRequest or ModelNotFound. key_label: for the metrics."""
         messages = [message.for_template() for message in fields.messages]
         arguments = {"add_generation_prompt": fields.add_generation_prompt, **fields.chat_template_kwargs}
         text = self.checkpoint.render_chat(messages, arguments)
@@ -61,7 +61,7 @@ class Gateway:
         # The template writes the special tokens itself.
         ids = self.checkpoint.encode(text, add_special_tokens=False)
         self.checkpoint.check_num_ids(len(ids), "messages")
-        return self._job(fields, [{"input_ids": ids}], ChatFormat, [], request_id)
+        return self._job(fields, [{"input_ids": ids}], ChatFormat, [], request_id, key_label)
 
     def _job(
         self,
@@ -70,6 +70,7 @@ class Gateway:
         format_class: type[Format],
         echo: list[str],
         request_id: str,
+        key_label: str,
     ) -> Job:
         """Return the job of a request; prompts: the inputs that differ from prompt to prompt."""
         self.check_model(fields.model)
@@ -96,10 +97,11 @@ class Gateway:
             for prompt in prompts
             for index in range(fields.n)
         ]
-        options = fields.num_top, fields.return_token_ids, fields.return_steps
+        options = fields.num_top, fields.return_token_ids, fields.return_steps, "draft_text" in inputs
         response_format = format_class(self.checkpoint, inputs["seed"], *options)
         repeated = [text for text in echo for _ in range(fields.n)]
-        return Job(sequences, response_format, self.metrics, fields.n, repeated, fields.stream_options.include_usage)
+        include_usage = fields.stream_options.include_usage
+        return Job(sequences, response_format, self.metrics, fields.n, repeated, include_usage, key_label)
 
     def _check_size(self, inputs: dict[str, Any], prompts: list[dict[str, Any]], n: int) -> None:
         """Raise BadRequest if one body would become more bytes than a server, or this gateway, should hold for it."""
@@ -139,7 +141,9 @@ class Gateway:
     def check_model(self, name: str) -> None:
         """Raise ModelNotFound for a model that is not served here."""
         if name not in ("", self.checkpoint.name):
-            raise ModelNotFound(f"model {shown(name)} is not served here (available: {self.checkpoint.name})", "model")
+            raise ModelNotFound(
+                f"model {abbreviated(name)} is not served here (available: {self.checkpoint.name})", "model"
+            )
 
     def model_card(self) -> dict[str, Any]:
         """Return the model as /v1/models shows it."""

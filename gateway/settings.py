@@ -70,7 +70,7 @@ class Settings(BaseModel):
     max_sequences: int = Field(32, ge=1, le=1024, description="most sequences of one request: prompts × n")
     request_timeout_s: float = Field(600, gt=0, le=86_400, description="deadline of a request")
     first_limit_s: float = Field(
-        60, gt=0, description="longest wait for a replica's first response, its queue included"
+        60, gt=0, description="longest wait for a replica's first response, its queue included, if there is another"
     )
     silence_limit_s: float = Field(
         15, gt=0, description="longest pause between two responses before another replica takes over"
@@ -82,7 +82,7 @@ class Settings(BaseModel):
     health_interval_s: float = Field(2, gt=0, description="pause between two health checks of a replica")
     resolve_interval_s: float = Field(5, gt=0, description="pause between two look-ups of dns://")
     affinity_slack: int = Field(
-        4, ge=0, description="requests that a prompt's own replica may have more than the idlest one"
+        4, ge=0, description="how many more requests a prompt's preferred replica may have than the least loaded one"
     )
     stop_limit_s: int = Field(30, ge=0, description="how long running requests get when the gateway is stopped")
     log_level: str = Field("info", pattern="^(error|warning|info|debug)$", description="error, warning, info or debug")

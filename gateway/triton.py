@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import re
 import struct
@@ -54,19 +55,13 @@ _OPTIONS = [
 #: With this header Triton ends a stream with the status of its error; without it, an error is only a text.
 _METADATA = (("triton_grpc_error", "true"),)
 
-#: Error texts of a healthy server that cannot take the request now.
-FULL = ("max_running", "pool full", "too long to compile", "until its deadline")
-#: What the error text of a server whose queue is full contains; if the server limits requests by salt, it also contains
-#: OF_SALT, and requests of another salt may still be accepted. The other texts of FULL concern one request alone: its
-#: guide, its deadline, its size.
-FULL_QUEUE, OF_SALT = "max_waiting", "max_running_per_salt"
 #: How Triton's message about a dead process begins.
 _DEAD_PROCESS = re.compile(
     r"(Failed to process the request\(s\) for model instance '[\w-]+', message: )?Stub process\b"
 )
 _RETRY_AFTER = re.compile(r"try again in (\d{1,6}) s\b")
-#: Error texts of a server that takes no new requests because it drains or stops; the last one is Triton's own.
-STOPPING = ("server is draining", "server stops", "Server is stopping")
+#: What Triton itself says when it stops.
+_STOPPING = "Server is stopping"
 #: The server ends a text at its deadline; we wait this much longer for its last response.
 GRACE_S = 5.0
 #: How long the end of a stream is awaited after its last response.
@@ -85,49 +80,63 @@ class Refused(ReplicaError):
     reason = "invalid"
 
 
-class Full(ReplicaError):
+class ReplicaFull(ReplicaError):
     """The replica takes no request now: it is full.
 
     retry_after_s: in how many seconds it may take one. is_for_all: it would refuse every other request, too.
     """
 
-    reason = "unavailable"
+    reason = "full"
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, is_for_all: bool = True) -> None:
         super().__init__(message)
         hint = _RETRY_AFTER.search(message)
         self.retry_after_s = int(hint[1]) if hint else 1
-        self.is_for_all = FULL_QUEUE in message and OF_SALT not in message
+        self.is_for_all = is_for_all
 
 
-class Stopping(ReplicaError):
+class ReplicaDraining(ReplicaError):
     """The replica drains or stops: it is healthy, but takes no new request and may not finish a running one."""
 
-    reason = "unavailable"
+    reason = "draining"
 
 
-class Lost(ReplicaError):
+class ReplicaLost(ReplicaError):
     """The replica, or the process of its public model, cannot be reached."""
 
     reason = "lost"
 
 
-class Late(ReplicaError):
-    """The first response, or the last one at the deadline, did not come in time; the replica may just be busy."""
+class FirstTokenTimeout(ReplicaError):
+    """The first response did not come in time; the replica may just be busy."""
 
     reason = "late"
 
 
-class Silent(ReplicaError):
+class DeadlineExceeded(ReplicaError):
+    """The text did not end by the request's deadline; the replica may just be busy."""
+
+    reason = "deadline"
+
+
+class StreamStalled(ReplicaError):
     """The responses stopped; Triton never closes the streams of a killed process."""
 
     reason = "silent"
 
 
+#: What the first word of an UNAVAILABLE means (docs/protocol.md, Errors): full_for_salt and busy concern some requests
+#: alone. A text without such a code is not from a server that works.
+BY_CODE: dict[str, Callable[[str], ReplicaError]] = {
+    "full": ReplicaFull,
+    "full_for_salt": functools.partial(ReplicaFull, is_for_all=False),
+    "busy": functools.partial(ReplicaFull, is_for_all=False),
+    "draining": ReplicaDraining,
+}
 _ERRORS: dict[grpc.StatusCode, type[ReplicaError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: Refused,
-    grpc.StatusCode.CANCELLED: Lost,
-    grpc.StatusCode.NOT_FOUND: Lost,
+    grpc.StatusCode.CANCELLED: ReplicaLost,
+    grpc.StatusCode.NOT_FOUND: ReplicaLost,
 }
 
 
@@ -164,25 +173,26 @@ class TritonClient:
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Send one request; yield the outputs of each response. Leaving the iterator cancels the request.
 
-        last_sign_s: when the process that serves the request last sent any response; this request's next response is
-        awaited until `silence_limit_s` after that time.
+        last_sign_s: when there last was a reason to wait for the request's next response; it is awaited until
+        `first_limit_s` after that time, and once there was a response, until `silence_limit_s` after it.
 
-        Raises ReplicaError: Late if sending the request or its first response takes longer than `first_limit_s`, or if
-        the request goes on after its deadline; Silent if a later response takes longer than `silence_limit_s`.
+        Raises ReplicaError: FirstTokenTimeout if sending the request or its first response takes longer than
+        `first_limit_s`, StreamStalled if a later response takes longer than `silence_limit_s`, DeadlineExceeded if the
+        request goes on after its deadline.
         """
         call = self._stub.ModelStreamInfer(metadata=_METADATA, timeout=inputs["timeout_ms"] / 1000 + GRACE_S)
-        limit_s, sign_s = first_limit_s, _never
-        too_long: type[ReplicaError] = Late
+        limit_s = first_limit_s
+        too_long: type[ReplicaError] = FirstTokenTimeout
         is_over = False
         try:
             async with asyncio.timeout(limit_s):
                 await _send(call, to_request(inputs, request_id))
-            while (message := await _read(call, limit_s, sign_s)) is not grpc.aio.EOF:
+            while (message := await _read(call, limit_s, last_sign_s)) is not grpc.aio.EOF:
                 if message.error_message:
                     is_over = True
                     raise _error(grpc.StatusCode.UNKNOWN, message.error_message)
                 if message.infer_response.outputs:
-                    limit_s, sign_s, too_long = silence_limit_s, last_sign_s, Silent
+                    limit_s, too_long = silence_limit_s, StreamStalled
                     outputs = to_outputs(message.infer_response)
                     is_over = bool(outputs.get("finish_reason"))
                     yield outputs
@@ -191,7 +201,7 @@ class TritonClient:
         except grpc.aio.AioRpcError as error:
             raise _error(error.code(), error.details() or "") from None
         except asyncio.InvalidStateError:  # a write to a call that has failed; only a read would tell the reason
-            raise Lost("the connection broke") from None
+            raise ReplicaLost("the connection broke") from None
         finally:
             try:
                 if is_over:
@@ -233,18 +243,19 @@ def _error(code: grpc.StatusCode, message: str) -> ReplicaError:
     # Triton reports a dead process with the code of an invalid request (seen with 2.51). Its message may quote the
     # request, so the text is recognised only where no client can have written it.
     if _DEAD_PROCESS.match(message):
-        return Lost(message)
+        return ReplicaLost(message)
     if code is grpc.StatusCode.UNAVAILABLE:
         return _unavailable(message)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return Late("no end of the text at the request's deadline")
+        return DeadlineExceeded("no end of the text at the request's deadline")
     return _ERRORS.get(code, ReplicaError)(message or code.name)
 
 
 def _unavailable(message: str) -> ReplicaError:
-    if any(words in message for words in FULL):
-        return Full(message)
-    return Stopping(message) if any(words in message for words in STOPPING) else Lost(message or "UNAVAILABLE")
+    code, _, text = message.partition(": ")
+    if text and code in BY_CODE:
+        return BY_CODE[code](text)
+    return ReplicaDraining(message) if _STOPPING in message else ReplicaLost(message or "UNAVAILABLE")
 
 
 def to_request(inputs: Mapping[str, Any], request_id: str = "") -> service_pb2.ModelInferRequest:

@@ -9,14 +9,15 @@ import urllib.error
 import urllib.request
 
 from launcher.engines import DIRECT, num_passes
+from orchestrator.core.errors import Draining, QueueFull, SaltQueueFull
 
 #: How long a token may take, and for how long an answer is reused, so that probes do not become a load.
 LIMIT_S, FRESH_S = 10.0, 2.0
 METRICS_LIMIT_S = 2.0
 _SILENT = f"no token came: the server did not answer within {LIMIT_S + 1:g} s"
 _REQUEST = {"text_input": "a", "max_tokens": 1, "speculation": "none", "timeout_ms": int(LIMIT_S * 1000)}
-#: Words in the errors of a healthy server that takes no request now: it is full or draining.
-_HEALTHY_REFUSALS = ("max_running", "draining")
+#: How the errors of a healthy server begin that takes no request now.
+_HEALTHY_REFUSALS = tuple(f"{kind.code}: " for kind in (QueueFull, SaltQueueFull, Draining))
 
 
 class Probe:
@@ -61,11 +62,19 @@ class Probe:
                 error = json.loads(response.read()).get("error", "")
         except urllib.error.HTTPError as refused:
             with refused:
-                error = refused.read().decode(errors="replace").strip()
+                error = _error_in(refused.read().decode(errors="replace").strip())
         except TimeoutError:
             return _SILENT
         except (OSError, ValueError) as failed:
             error = str(failed) or type(failed).__name__
-        if not error or any(word in error for word in _HEALTHY_REFUSALS):
+        if not error or error.startswith(_HEALTHY_REFUSALS):
             return None
         return f"no token came: {error[:300]}"
+
+
+def _error_in(body: str) -> str:
+    """Return the message of an error response; the whole body if it is not Triton's."""
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, TypeError, LookupError):
+        return body

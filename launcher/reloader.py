@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from orchestrator.core.errors import ConfigError, ServingError, shown
+from orchestrator.core.errors import ConfigError, ServingError, abbreviated
 from orchestrator.core.methods import DRAFTERS
 from orchestrator.deployment.config import FOLDERS, ServingConfig
 from orchestrator.deployment.reload_requests import COMMITS, Phase, Reload, live_keys
@@ -108,5 +108,5 @@ def described(before: ServingConfig, after: ServingConfig, changed: Iterable[str
     words = []
     for key in changed:
         old, new = getattr(before, key), getattr(after, key)
-        words.append(f"{key} {shown(old)} -> {shown(new)}" if old != new else f"{key} (its files)")
+        words.append(f"{key} {abbreviated(old)} -> {abbreviated(new)}" if old != new else f"{key} (its files)")
     return ", ".join(words)

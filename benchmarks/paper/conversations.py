@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.samples import BenchError
 from benchmarks.traffic import read_prompts
-from orchestrator.core.errors import shown
+from orchestrator.core.errors import abbreviated
 
 #: Spec-Bench's first eight categories are those of MT-bench; the others are tasks of their own.
 MT_BENCH = frozenset(("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"))
@@ -64,7 +64,7 @@ def read_conversations(file: Path, count: int) -> list[Conversation]:
 
 def _conversation(entry: Any, number: str) -> Conversation:
     if not isinstance(entry, dict):
-        raise ValueError(f"expected an object, got {shown(entry)}")
+        raise ValueError(f"expected an object, got {abbreviated(entry)}")
     turns = _turns(entry["turns"] if "turns" in entry else [entry.get("text")])
     category = str(entry.get("category") or entry.get("task") or "all")
     task = str(entry.get("task") or ("mt_bench" if category in MT_BENCH else category))
@@ -74,10 +74,10 @@ def _conversation(entry: Any, number: str) -> Conversation:
 
 def _turns(values: Any) -> tuple[str, ...]:
     if not isinstance(values, list) or not values:
-        raise ValueError(f"turns must be a list of texts, got {shown(values)}")
+        raise ValueError(f"turns must be a list of texts, got {abbreviated(values)}")
     texts: list[Any] = [value.get("content") if isinstance(value, dict) else value for value in values]
     if not all(isinstance(text, str) and text.strip() for text in texts):
-        raise ValueError(f"a turn must be a text, got {shown(values)}")
+        raise ValueError(f"a turn must be a text, got {abbreviated(values)}")
     if any(PLACEHOLDER in text for text in texts):
         raise ValueError("the text is a placeholder: fill SPEED-Bench with its own script first")
     return tuple(texts)

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 from pydantic import AliasChoices, BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from orchestrator.core.errors import ConfigError, ServingError, did_you_mean, shown, unknown_name
+from orchestrator.core.errors import ConfigError, ServingError, abbreviated, did_you_mean, unknown_name
 
 Model = TypeVar("Model", bound="Declaration")
 #: Deepest nesting of objects and lists; Python's own limit depends on the caller's stack, and printing hits it first.
@@ -104,7 +104,7 @@ def fields_of(model: type[Declaration]) -> dict[str, FieldInfo]:
 def refusal(key: str, value: Any, field: FieldInfo, where: str) -> str:
     """Return the error message for a value that a field does not allow."""
     hint = did_you_mean(value, _allowed(field)[1]) if isinstance(value, str) else ""
-    return f"{key} must be {allowed_values(field)}, got {shown(value)}{hint} ({where})"
+    return f"{key} must be {allowed_values(field)}, got {abbreviated(value)}{hint} ({where})"
 
 
 def allowed_values(field: FieldInfo) -> str:

@@ -4,7 +4,10 @@ ServingError
 ├── ConfigError          a deployment's file or environment is wrong (launcher: exit 2)
 ├── RequestError         a request is wrong (the client must correct it)
 ├── Unavailable          the request is valid, but the server cannot take it now
-├── Unwanted             nobody is waiting for the answer any more: the client has gone
+│   ├── QueueFull        because its queue is full
+│   │   └── SaltQueueFull  for requests of this cache_salt; there may be room for others
+│   └── Draining         because it takes no new requests: it drains, or is shutting down
+├── ClientDisconnected   nobody is waiting for the answer any more: the client has gone
 ├── UnknownSequence      an engine lacks the tokens before `context_start` (the loop resends them)
 └── EngineError          an engine failed, or its answer breaks the protocol
     └── EngineLost       Triton cannot reach the engine: its process died or is being restarted
@@ -31,10 +34,30 @@ class RequestError(ServingError):
 
 
 class Unavailable(ServingError):
-    """The server cannot take the request now."""
+    """The server cannot take the request now. code: how a client's error begins (docs/protocol.md, Errors)."""
+
+    code = "busy"
 
 
-class Unwanted(ServingError):
+class QueueFull(Unavailable):
+    """The server's queue is full."""
+
+    code = "full"
+
+
+class SaltQueueFull(QueueFull):
+    """The server's queue is full for requests of this cache_salt; there may be room for others."""
+
+    code = "full_for_salt"
+
+
+class Draining(Unavailable):
+    """The server takes no new requests, because it drains or is shutting down."""
+
+    code = "draining"
+
+
+class ClientDisconnected(ServingError):
     """Nobody is waiting for the answer any more."""
 
 
@@ -50,7 +73,12 @@ class EngineLost(EngineError):
     """Triton cannot reach the engine; it may be back in a few seconds."""
 
 
-def shown(value: object) -> str:
+def public_text(error: ServingError) -> str:
+    """Return the text of an error as a client gets it: that of an Unavailable begins with its code."""
+    return f"{error.code}: {error}" if isinstance(error, Unavailable) else str(error)
+
+
+def abbreviated(value: object) -> str:
     """Return a value as an error message shows it: shortened, since it may be a client's whole text."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
@@ -70,4 +98,4 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def unknown_name(what: str, name: str, known: Iterable[str], where: str) -> str:
     """Return the error message for an unknown name: the nearest known name, and all allowed names."""
     allowed = sorted(known)
-    return f"unknown {what} {shown(name)}{did_you_mean(name, allowed)} (allowed: {', '.join(allowed)}; {where})"
+    return f"unknown {what} {abbreviated(name)}{did_you_mean(name, allowed)} (allowed: {', '.join(allowed)}; {where})"

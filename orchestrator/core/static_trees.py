@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from orchestrator.core.arrays import FloatArray
-from orchestrator.core.errors import RequestError, shown
+from orchestrator.core.errors import RequestError, abbreviated
 from orchestrator.core.tree import MAX_NODES, TokenTree
 
 MAX_RANK, MAX_DEPTH, MAX_WIDTH = 63, 16, 32
@@ -77,7 +77,7 @@ def read_choices(name: str, value: Any, where: str) -> TokenTree:
     if not lists or not all(type(rank) is int and 0 <= rank <= MAX_RANK for address in value for rank in address):
         raise RequestError(
             f"{name} must be a list of lists of ranks in 0..{MAX_RANK}, as [[0], [0, 0], [1]], "
-            f"got {shown(value)} ({where})"
+            f"got {abbreviated(value)} ({where})"
         )
     tree = tree_of_choices(value)
     if tree.num_nodes > MAX_NODES:

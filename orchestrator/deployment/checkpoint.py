@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from orchestrator.core.declarations import ConfigKeys, as_object, read_json_file, validate_config
-from orchestrator.core.errors import ConfigError, shown
+from orchestrator.core.errors import ConfigError, abbreviated
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ def read_checkpoint(source: str) -> Checkpoint:
 def _eos_ids(eos: Any, source: str) -> frozenset[int]:
     ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
     if wrong := [token for token in ids if type(token) is not int or token < 0]:
-        raise ConfigError(f"{source}: eos_token_id must be an id or a list of ids, got {shown(wrong[0])}")
+        raise ConfigError(f"{source}: eos_token_id must be an id or a list of ids, got {abbreviated(wrong[0])}")
     return frozenset(ids)
 
 

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from orchestrator.core.declarations import Declaration, parse_text, read_toml, validate
-from orchestrator.core.errors import ConfigError, RequestError, shown
+from orchestrator.core.errors import ConfigError, RequestError, abbreviated
 from orchestrator.core.methods import DRAFTERS, METHODS, PROPOSED, find_methods
 from orchestrator.core.tree import MAX_NODES
 
@@ -93,7 +93,7 @@ class ServingConfig(Declaration):
     default_max_tokens: int = Field(128, ge=1, le=1 << 20)
     #: deadline of a request that does not set one; at most `max_timeout_ms`
     request_timeout_ms: int = Field(60_000, ge=1, le=86_400_000)
-    #: the most that a request may ask for as `timeout_ms`; the launcher's own probe asks for 10 s
+    #: the longest deadline: a longer `timeout_ms` of a request counts as this; the launcher's own probe asks for 10 s
     max_timeout_ms: int = Field(86_400_000, ge=10_000, le=86_400_000)
     #: requests may ask for output that matches a JSON schema or an expression (docs/operations.md, Structured output)
     structured_output: bool = True
@@ -167,7 +167,7 @@ def resolved(value: str, folder: Path, where: str) -> str:
     try:
         path = folder / Path(value).expanduser()
     except RuntimeError as error:
-        raise ConfigError(f"{shown(value)} names no folder: {error} ({where})") from None
+        raise ConfigError(f"{abbreviated(value)} names no folder: {error} ({where})") from None
     is_hub_id = _HUB_ID.fullmatch(value) and not path.parent.exists()
     return value if not value or is_hub_id else os.path.abspath(path)
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from orchestrator.core.errors import ConfigError, shown
+from orchestrator.core.errors import ConfigError, abbreviated
 
 Path = Sequence[int]
 #: TensorRT-LLM's own tree, mc_sim_7b_63: nodes, levels, most nodes of one level that have children
@@ -72,7 +72,8 @@ def read_tree(text: str) -> list[list[int]]:
     lists = isinstance(paths, list) and all(isinstance(path, list) and path for path in paths)
     if not lists or not all(type(rank) is int and rank >= 0 for path in paths for rank in path):
         raise ConfigError(
-            f"choices must be a list of paths of child numbers, like [[0], [0, 0], [1]], got {shown(paths)} ({WHERE})"
+            "choices must be a list of paths of child numbers, like [[0], [0, 0], [1]], "
+            f"got {abbreviated(paths)} ({WHERE})"
         )
     nodes = [tuple(path) for path in paths]
     if len(set(nodes)) < len(nodes):

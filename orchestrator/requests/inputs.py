@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from orchestrator.core.declarations import Declaration, fields_of, json_object, validate
-from orchestrator.core.errors import RequestError, shown
+from orchestrator.core.errors import RequestError, abbreviated
 from orchestrator.core.sampling_params import DELTA, as_float32
 from orchestrator.sampling.grammar import MAX_GUIDE_BYTES
 
@@ -82,7 +82,7 @@ def neutral(*values: Any) -> AfterValidator:
         if value not in values:
             allowed = ", ".join(map(repr, values))
             name = info.field_name
-            raise RequestError(f"{name} is not supported, got {shown(value)}; allowed: {allowed} (input {name})")
+            raise RequestError(f"{name} is not supported, got {abbreviated(value)}; allowed: {allowed} (input {name})")
         return value
 
     return AfterValidator(check)
@@ -92,7 +92,7 @@ def _refuse(value: Any, info: ValidationInfo) -> Any:
     """Refuse a tensor that is not supported, unless it is empty."""
     if not np.size(value):
         return value
-    got = "a value" if isinstance(value, np.ndarray) else shown(value)
+    got = "a value" if isinstance(value, np.ndarray) else abbreviated(value)
     raise RequestError(f"{info.field_name} is not supported, got {got} (input {info.field_name})")
 
 
@@ -268,7 +268,7 @@ def check_count(name: str | None, count: int, most: int) -> None:
 def check_range(name: str, value: int, low: int, high: int) -> None:
     """Raise RequestError for a number outside low..high; for bounds that depend on more than the input itself."""
     if not low <= value <= high:
-        raise RequestError(f"{name} must be in {low}..{high}, got {shown(value)} (input {name})")
+        raise RequestError(f"{name} must be in {low}..{high}, got {abbreviated(value)} (input {name})")
 
 
 def check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:

@@ -89,13 +89,11 @@ class RequestBuilder:
         return max(inputs.num_return_sequences, 1)
 
     def timeout_ms(self, inputs: RequestInputs) -> int:
-        """Return how long the request may take, including its wait in the queue."""
-        if inputs.timeout_ms > self.config.max_timeout_ms:
-            raise RequestError(
-                f"timeout_ms must be in 0..{self.config.max_timeout_ms}, got {inputs.timeout_ms} "
-                "(input timeout_ms; max_timeout_ms in the deployment file)"
-            )
-        return inputs.timeout_ms or self.config.request_timeout_ms
+        """Return how long the request may take, including its wait in the queue.
+
+        More than `max_timeout_ms` is cut to it, not refused: a gateway sends a limit also with requests that name none.
+        """
+        return min(inputs.timeout_ms or self.config.request_timeout_ms, self.config.max_timeout_ms)
 
     def _prompt(self, inputs: RequestInputs) -> tuple[str, list[int]]:
         """Return the prompt's text and its ids; the text may be empty if the output does not repeat it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Sequence
 
-from orchestrator.core.errors import RequestError, shown, unknown_name
+from orchestrator.core.errors import RequestError, abbreviated, unknown_name
 from orchestrator.core.sampling_params import EPSILON, OUR_RULES, Grammar, LogitsOptions, Rule, Sampling
 from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.requests.inputs import MAX_BIASED, RequestInputs, check_count, check_ids
@@ -118,7 +118,7 @@ def _grammar(inputs: RequestInputs, end_ids: Collection[int]) -> Grammar | None:
     needs_guide = kind != "json"
     if needs_guide != bool(guide):
         needs = "needs" if needs_guide else "takes no"
-        raise RequestError(f"guide type {kind!r} {needs} guided_decoding_guide, got {shown(guide)} ({where})")
+        raise RequestError(f"guide type {kind!r} {needs} guided_decoding_guide, got {abbreviated(guide)} ({where})")
     if inputs.min_tokens:
         raise RequestError("min_tokens and a grammar exclude each other: a grammar decides by itself when it may end")
     if not end_ids:

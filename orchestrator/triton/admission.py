@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from orchestrator.core.errors import QueueFull, SaltQueueFull
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.triton.logs import request_name
 from orchestrator.triton.places import POLL_S, Places, SharedPlaces, Taking
@@ -29,13 +30,13 @@ LONGEST_HINT_S = 60
 NUM_ASKED = 100
 
 
-def full_text(config: ServingConfig, retry_after_s: int) -> str:
-    """Return the refusal of a request that finds the queue full; the gateway reads the time and the keys from it.
+def queue_full(config: ServingConfig, retry_after_s: int) -> QueueFull:
+    """Return the refusal of a request that finds the queue full; the gateway reads the time from it.
 
-    With max_running_per_salt, a queue that is full for one salt may have room for another: the text names that key.
+    With max_running_per_salt, a queue that is full for one salt may have room for another.
     """
     keys = ["max_running", "max_waiting", *(["max_running_per_salt"] if config.max_running_per_salt else [])]
-    return (
+    return (SaltQueueFull if config.max_running_per_salt else QueueFull)(
         f"{config.max_running} requests run and {config.max_waiting} wait; "
         f"try again in {retry_after_s} s ({', '.join(keys)} in the deployment file)"
     )

@@ -12,13 +12,13 @@ from typing import TypeVar
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import (
+    ClientDisconnected,
     ConfigError,
     EngineLost,
     RequestError,
     ServingError,
     Unavailable,
     UnknownSequence,
-    Unwanted,
 )
 from orchestrator.core.proposal import Step
 from orchestrator.core.sampling_params import Sampling
@@ -83,7 +83,7 @@ class BlsTargetClient:
         If the target lost the sequence, the whole context is sent, once. The target waits for KV blocks by itself. If
         it cannot take the step now, a new request fails, and a running one tries again until its deadline. If its
         process died, the client waits for the new one and sends the whole context, so that the text goes on. Raises
-        Unwanted when the client has gone meanwhile.
+        ClientDisconnected when the client has gone meanwhile.
         """
         request = partial(self._request, context, tree, sampling, options, q if sampling.rule.uses_q else ())
         return self._with_retries(context, lambda: unpack_acceptance(self._call(context, pack_step(request())), tree))
@@ -129,7 +129,7 @@ class BlsTargetClient:
                 if now_s - lost_since_s >= LOST_LIMIT_S or now_s + LOST_RETRY_S > self._deadline_s:
                     raise
                 time.sleep(LOST_RETRY_S)
-        raise Unwanted("the client has gone")
+        raise ClientDisconnected("the client has gone")
 
     def _request(
         self,

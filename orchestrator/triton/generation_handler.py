@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from orchestrator.core.errors import EngineError, EngineLost, ServingError, Unavailable, Unwanted
+from orchestrator.core.errors import (
+    ClientDisconnected,
+    EngineError,
+    EngineLost,
+    ServingError,
+    Unavailable,
+    public_text,
+)
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.generation.loop import SequenceState, Steps, generate
 from orchestrator.generation.responses import ResponseMerger, Responses, Send
@@ -120,7 +127,7 @@ class GenerationHandler:
         responses = Responses(request, sequence, send)
         try:
             generate(sequence, steps, self._reason_to_stop, responses.emit)
-        except Unwanted:
+        except ClientDisconnected:
             responses.finish(FinishReason.CANCELLED)
         except (Unavailable, EngineLost):
             if time.monotonic() < self.deadline_s - 0.1:
@@ -161,4 +168,4 @@ def send_error(sender: Any, error: Exception, request_id: str = "") -> None:
         log.error("%s failed", request_name(request_id), exc_info=error)
         error = ServingError("internal error; the server's log has the cause")
     # Together with the flag: unary gRPC reports OK for an error whose flag comes after it.
-    pb.send_error(sender, str(error), error)
+    pb.send_error(sender, public_text(error), error)

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import triton_python_backend_utils as pb_utils
 
-from orchestrator.core.errors import EngineError, EngineLost, RequestError, Unavailable, Unwanted, first_line
+from orchestrator.core.errors import ClientDisconnected, EngineError, EngineLost, RequestError, Unavailable, first_line
 from orchestrator.core.worker_pool import NO_THREAD, Busy, Late, WorkerPool
 from orchestrator.deployment.config import ENGINE_KEY
 from orchestrator.deployment.stubs import Stubs, is_alive
@@ -132,7 +132,7 @@ def execute(model: str, tensors: Incoming) -> Tensors:
 def call(model: str, tensors: Incoming, limit_s: float, is_unwanted: Callable[[], bool] = lambda: False) -> Tensors:
     """Call one of our engines as `execute` does, on a thread that can be abandoned.
 
-    Also raises EngineLost if the model's process died or did not answer within `limit_s`, and Unwanted if
+    Also raises EngineLost if the model's process died or did not answer within `limit_s`, and ClientDisconnected if
     `is_unwanted`, which is asked while the call waits, says that nobody needs the answer.
     """
     found: Tensors = _run(model, partial(execute, model, tensors), limit_s, is_unwanted)
@@ -157,7 +157,7 @@ def _run(
         raise Unavailable(NO_THREAD) from None
     except Late:
         if is_unwanted():
-            raise Unwanted("the client has gone") from None
+            raise ClientDisconnected("the client has gone") from None
         raise EngineLost(f"the process of Triton model {model!r} has died, or does not answer") from None
 
 

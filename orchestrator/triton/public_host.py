@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from orchestrator.core.errors import ConfigError, RequestError, Unavailable
+from orchestrator.core.errors import ConfigError, Draining, QueueFull, RequestError, Unavailable
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.deployment.capabilities import capabilities_of
 from orchestrator.deployment.config import CALL_THREADS, PLACES_FOLDER, ServingConfig, load_config
@@ -27,7 +27,7 @@ from orchestrator.requests.generation_request import GenerationRequest
 from orchestrator.requests.inputs import read
 from orchestrator.requests.request_builder import RequestBuilder
 from orchestrator.triton import pb
-from orchestrator.triton.admission import Admission, full_text
+from orchestrator.triton.admission import Admission, queue_full
 from orchestrator.triton.breaker import Breaker
 from orchestrator.triton.clients import GRACE_S, BlsDrafterClient, BlsTargetClient
 from orchestrator.triton.generation_handler import GenerationHandler, send_error
@@ -121,7 +121,7 @@ class PublicHost:
             try:
                 self._accept(request, sender)
             except Exception as error:
-                self._metrics.refused("full" if isinstance(error, Unavailable) else reason_of(error))
+                self._metrics.refused(reason_of(error))
                 self._send_refusal(sender, error, request.request_id())
 
     def is_ready(self) -> bool:
@@ -144,7 +144,7 @@ class PublicHost:
         if self._renewal:
             self._renewal.check()
         if not self.is_ready():
-            raise Unavailable("the server is draining: send the request to another replica, or again in a second")
+            raise Draining("the server is draining: send the request to another replica, or again in a second")
         # Before anything is read, because refusals must be cheap under a flood of requests.
         if self._admission.would_refuse() and not pb.has_input(request, "priority"):
             raise self._full()
@@ -167,15 +167,23 @@ class PublicHost:
         if not self._admission.admit(handler):
             raise self._full()
 
-    def _full(self) -> Unavailable:
+    def _full(self) -> QueueFull:
         """Return the refusal of a request that finds the queue full."""
-        return Unavailable(full_text(self._served.config, self._admission.retry_after_s()))
+        return queue_full(self._served.config, self._admission.retry_after_s())
 
     def _refuse(self, reason: str, sender: Any) -> None:
         """Answer a request that never ran."""
         self._metrics.refused(reason)
-        messages = {"deadline": "the request waited until its deadline", "shutdown": "the server stops"}
-        error = self._full() if reason == "full" else Unavailable(messages.get(reason, f"the request was {reason}"))
+        error: Unavailable
+        match reason:
+            case "full":
+                error = self._full()
+            case "shutdown":
+                error = Draining("the server is shutting down")
+            case "deadline":
+                error = Unavailable("the request waited until its deadline")
+            case _:
+                error = Unavailable(f"the request was {reason}")
         self._send_refusal(sender, error)
 
     def _send_refusal(self, sender: Any, error: Exception, request_id: str = "") -> None:

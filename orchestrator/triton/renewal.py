@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from orchestrator.core.errors import Unavailable
+from orchestrator.core.errors import Draining
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +62,9 @@ class Renewal:
         threading.Thread(target=self._watch, name="renewal", daemon=True).start()
 
     def check(self) -> None:
-        """Raise Unavailable when the process takes no more requests, because another is about to take its place."""
+        """Raise Draining when the process takes no more requests, because another is about to take its place."""
         if self.refuses:
-            raise Unavailable("the model's process is about to be restarted; try again in a few seconds")
+            raise Draining("the model's process is about to be restarted; try again in a few seconds")
 
     def _watch(self) -> None:
         while True:

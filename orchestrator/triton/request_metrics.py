@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
-from orchestrator.core.errors import RequestError, Unavailable
+from orchestrator.core.errors import QueueFull, RequestError, Unavailable
 from orchestrator.generation.loop import SequenceState
 from orchestrator.generation.text import FinishReason
 from orchestrator.triton.metrics import REQUEST_FAMILIES, Key, MetricsExporter, Values
@@ -37,6 +37,8 @@ def reason_of(error: Exception) -> str:
     """Return the reason of a refusal."""
     if isinstance(error, RequestError):
         return "invalid"
+    if isinstance(error, QueueFull):
+        return "full"
     return "unavailable" if isinstance(error, Unavailable) else "error"
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.core.errors import EngineError, shown
+from orchestrator.core.errors import EngineError, abbreviated
 from orchestrator.wire.tensors import Incoming, Tensors
 
 Message = npt.NDArray[np.uint8]
@@ -99,5 +99,5 @@ def _fields(header: bytes) -> tuple[list[Field], int]:
             fields.append(field)
             offset += field.num_bytes + -field.num_bytes % _ALIGNMENT
     except (KeyError, ValueError) as error:
-        raise EngineError(f"a message has a malformed header: {shown(str(error))}") from None
+        raise EngineError(f"a message has a malformed header: {abbreviated(str(error))}") from None
     return fields, offset

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from orchestrator.core.arrays import IdArray
 from orchestrator.core.drafting import Limits
-from orchestrator.core.errors import EngineError, shown
+from orchestrator.core.errors import EngineError, abbreviated
 from orchestrator.core.proposal import Proposal, Step
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, Distribution
@@ -87,7 +87,7 @@ def unpack_run(tensors: Incoming, vocab_size: int = MAX_VOCAB_SIZE) -> RunOption
         return None
     numbers = ids(tensors, "run_limits").tolist()
     if len(numbers) != _LIMITS or min(numbers) < 0:
-        raise EngineError(f"run_limits must have {_LIMITS} numbers of at least 0, got {shown(numbers)}")
+        raise EngineError(f"run_limits must have {_LIMITS} numbers of at least 0, got {abbreviated(numbers)}")
     return RunOptions(
         text(tensors, "run_method"),
         text(tensors, "run_config"),
@@ -165,7 +165,7 @@ def _rows(tensors: Incoming) -> list[list[int]]:
     """Return the rows of `steps`; raise EngineError if there is none, or a number is negative."""
     numbers = ids(tensors, "steps")
     if not len(numbers) or len(numbers) % len(COLUMNS) or numbers.min() < 0:
-        raise EngineError(f"steps must have rows of {len(COLUMNS)} numbers of at least 0, got {shown(numbers)}")
+        raise EngineError(f"steps must have rows of {len(COLUMNS)} numbers of at least 0, got {abbreviated(numbers)}")
     rows: list[list[int]] = numbers.reshape(-1, len(COLUMNS)).tolist()
     return rows
 
@@ -203,7 +203,7 @@ def checked_path(path: list[int], tree: TokenTree) -> tuple[int, ...]:
     """Return the accepted nodes; raise EngineError unless each is the child of the one before it."""
     for node, parent in zip(path, [0, *path], strict=False):
         if not 1 <= node <= tree.num_nodes or tree.parents[node - 1] != parent:
-            raise EngineError(f"target accepted nodes {shown(tuple(path))}, which are not a path of the tree")
+            raise EngineError(f"target accepted nodes {abbreviated(tuple(path))}, which are not a path of the tree")
     return tuple(path)
 
 

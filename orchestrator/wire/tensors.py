@@ -10,7 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestrator.core.arrays import Features
-from orchestrator.core.errors import EngineError, EngineLost, RequestError, ServingError, Unavailable, UnknownSequence
+from orchestrator.core.errors import (
+    Draining,
+    EngineError,
+    EngineLost,
+    RequestError,
+    ServingError,
+    Unavailable,
+    UnknownSequence,
+)
 from orchestrator.core.types import MAX_FEATURE_ROWS
 
 Tensors = dict[str, npt.NDArray[Any]]
@@ -22,6 +30,7 @@ MAX_VOCAB_SIZE, MAX_SCALAR = 1 << 31, (1 << 64) - 1
 # Triton carries an error only as text, whose first word is this code. Subclasses come before their base class.
 _ERROR_CODES: dict[str, type[ServingError]] = {
     "unknown_sequence": UnknownSequence,
+    "draining": Draining,
     "unavailable": Unavailable,
     "request": RequestError,
     "lost": EngineLost,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Generic
 
-from orchestrator.core.errors import EngineLost, ServingError, Unavailable
+from orchestrator.core.errors import Draining, EngineLost, ServingError, Unavailable
 from orchestrator.core.types import EngineStatus
 from runtime.engine.batching import BatchingPolicy
 from runtime.engine.calls import Engine, EngineCall, Reply, Request
@@ -133,7 +133,7 @@ class EngineThread(Generic[Request]):
             self._refuse_all(EngineLost(BROKEN))
             self._on_broken()
         else:
-            self._refuse_all(Unavailable(SHUTTING_DOWN))
+            self._refuse_all(Draining(SHUTTING_DOWN))
 
     def _refuse_all(self, refusal: ServingError) -> None:
         """Refuse the waiting calls and all later ones."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Generic
 
-from orchestrator.core.errors import EngineLost, ServingError, Unavailable
+from orchestrator.core.errors import Draining, EngineLost, ServingError, Unavailable
 from orchestrator.core.types import Acceptance, EngineStatus
 from runtime.engine.calls import Answer, EngineCall, Reply, Request
 from runtime.engine.thread import BROKEN, REPORT_S, SHUTTING_DOWN
@@ -164,7 +164,7 @@ class TrtllmClient(Generic[Request]):
             self._refuse_all(EngineLost(BROKEN))
             self._on_broken()
         else:
-            self._refuse_all(Unavailable(SHUTTING_DOWN))
+            self._refuse_all(Draining(SHUTTING_DOWN))
 
     def _await_calls(self) -> bool:
         """Wait for a call and report meanwhile; return False when the client is closed. Raises EngineLost."""

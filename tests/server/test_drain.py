@@ -76,7 +76,7 @@ def drain_command(server: Server, *arguments: str) -> subprocess.CompletedProces
 
 def check_refused(server_http: str, server_grpc: str) -> None:
     """Check that every protocol refuses a new request and says where to send it instead."""
-    words = "the server is draining: send the request to another replica"
+    words = "draining: the server is draining: send the request to another replica"
     assert words in ask(server_grpc, **request("free")).error
     with pytest.raises(grpc.RpcError, match=words) as refused:
         ask_unary(server_grpc, text_input=PROMPT, max_tokens=1, cache_salt="free")
@@ -134,7 +134,7 @@ def test_sigterm_lets_streams_end_whole_and_refuses_new_requests(scripted: dict[
     ):
         send_all(script, stream, queue)
         process.send_signal(signal.SIGTERM)
-        until(lambda: ask(grpc_url, **request("full")).error.startswith("the server is draining"), "the drain")
+        until(lambda: ask(grpc_url, **request("full")).error.startswith("draining: the server"), "the drain")
         check_refused(http_url, grpc_url)
         go_all(script)
         answers = stream.answers("a", "b") | queue.answers("waits")

@@ -194,7 +194,7 @@ def test_deadline_while_waiting_is_said(scripted: Server, script: Script) -> Non
             script.await_step(f"before{number}", 1)
         stream.send("waits", text_input=PROMPT, max_tokens=2, cache_salt="never", timeout_ms=50)
         answer = stream.answers("waits")["waits"]
-        assert answer.error == "the request waited until its deadline"
+        assert answer.error == "busy: the request waited until its deadline"
         assert answer.responses[-1].final
         for number in range(MAX_RUNNING):
             script.go(f"before{number}")
@@ -217,7 +217,7 @@ def test_queue_runs_some_holds_some_refuses_the_rest_and_serves_in_order(scripte
         refused = stream.answers(*names[num_taken:])
         for answer in refused.values():
             assert re.fullmatch(
-                rf"{MAX_RUNNING} requests run and {MAX_WAITING} wait; try again in \d+ s \(max_running, max_waiting in "
+                rf"full: {MAX_RUNNING} requests run and {MAX_WAITING} wait; try again in \d+ s \(max_running, max_waiting in "
                 r"the deployment file\)",
                 answer.error,
             )

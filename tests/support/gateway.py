@@ -52,9 +52,16 @@ class RunningGateway:
         return httpx.post(self.url + path, json=body, timeout=60, **options)
 
     def metric(self, name: str) -> float:
-        """Return the value of a series, or the sum over the labels of those with this name."""
+        """Return the sum over the series with this name, and with the labels that it has in braces."""
         lines = (line.rpartition(" ") for line in self.get("/metrics").text.splitlines())
-        return sum(float(value) for series, _, value in lines if name in (series, series.partition("{")[0]))
+        (wanted, labels), found = _split(name), ((*_split(series), value) for series, _, value in lines)
+        return sum(float(value) for series, others, value in found if series == wanted and labels <= others)
+
+
+def _split(series: str) -> tuple[str, set[str]]:
+    """Return the name of a series and its labels."""
+    name, _, labels = series.removesuffix("}").partition("{")
+    return name, set(labels.split(",")) - {""}
 
 
 @contextlib.contextmanager

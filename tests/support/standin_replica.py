@@ -36,7 +36,8 @@ def text_of(seed: int, num_tokens: int) -> str:
 class Fault:
     """What a replica does after `after` tokens of a stream: end with a status or without one, or fall silent.
 
-    pause_s: if not 0, it is silent for this long and then goes on, as a preempted sequence does.
+    pause_s: if not 0, it is silent for this long and then goes on, as a preempted sequence does. delay_s: if not 0, it
+    is silent for this long and then ends, as one that waits in a queue in vain.
     not_before: what it first waits for, as a request does that waits in a queue.
     """
 
@@ -45,6 +46,7 @@ class Fault:
     message: str = "gone"
     is_silent: bool = False
     pause_s: float = 0.0
+    delay_s: float = 0.0
     not_before: asyncio.Event | None = None
 
 
@@ -99,7 +101,7 @@ class StandInReplica(service_pb2_grpc.GRPCInferenceServiceServicer):
             if fault and position - begun == fault.after:
                 if fault.not_before:
                     await fault.not_before.wait()
-                await asyncio.sleep(60 if fault.is_silent else fault.pause_s)
+                await asyncio.sleep(60 if fault.is_silent else fault.pause_s or fault.delay_s)
                 if not fault.pause_s:
                     if fault.code is not None:
                         await context.abort(fault.code, fault.message)

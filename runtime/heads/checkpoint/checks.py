@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from orchestrator.core.arrays import FloatArray
 from orchestrator.core.declarations import ConfigKeys, refusal, without_nulls
-from orchestrator.core.errors import ConfigError, first_line, shown
+from orchestrator.core.errors import ConfigError, abbreviated, first_line
 from runtime.heads.checkpoint.files import HeadFiles
 from runtime.heads.checkpoint.target_tables import TargetTables
 from runtime.heads.modules.eagle import Eagle3Norms
@@ -174,7 +174,8 @@ def _check_frequencies(files: HeadFiles, config: LlamaConfig) -> None:
         reason = f" ({type(error).__name__}: {first_line(error)})"
     if reason:
         raise ConfigError(
-            f"{files.folder}/config.json: rope_parameters {shown(config.rope_parameters)} describe no rotation{reason}"
+            f"{files.folder}/config.json: rope_parameters {abbreviated(config.rope_parameters)} "
+            f"describe no rotation{reason}"
         )
 
 

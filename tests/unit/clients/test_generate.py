@@ -243,7 +243,7 @@ class FullServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     """Refuses every stream as a server does that has no place free, with gRPC's status for it."""
 
     def ModelStreamInfer(self, requests: Any, context: Any) -> None:  # noqa: N802
-        context.abort(grpc.StatusCode.UNAVAILABLE, "2 requests run and 3 wait; try again later (max_running, …)")
+        context.abort(grpc.StatusCode.UNAVAILABLE, "full: 2 requests run and 3 wait; try again later (max_running, …)")
 
 
 @pytest.fixture

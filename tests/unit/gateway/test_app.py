@@ -9,6 +9,7 @@ import threading
 import tomllib
 import urllib.parse
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,9 @@ def gateway_over(replica: StandInReplica, folder: Path, **settings: Any) -> Iter
 
 @pytest.fixture(scope="module")
 def gateway(replica: StandInReplica, folder: Path) -> Iterator[RunningGateway]:
-    limits = {"first_limit_s": 0.5, "ping_interval_s": 0.1}
-    with gateway_over(replica, folder, allowed_origins="https://a.example, https://b.example", **limits) as running:
+    with gateway_over(
+        replica, folder, allowed_origins="https://a.example, https://b.example", ping_interval_s=0.1
+    ) as running:
         yield running
 
 
@@ -111,7 +113,7 @@ def test_the_client_names_what_belongs_to_one_replica(
 
 
 def test_a_stream_that_waits_carries_pings(gateway: RunningGateway, replica: StandInReplica) -> None:
-    replica.faults = [Fault(0, is_silent=True)]
+    replica.faults = [Fault(0, pause_s=0.5)]
     events = events_of(gateway.post("/v1/completions", BODY | {"stream": True}))
 
     assert events[0] == ": ping" and events[-1] == "data: [DONE]"
@@ -121,7 +123,7 @@ def test_a_stream_that_waits_carries_pings(gateway: RunningGateway, replica: Sta
 
 def test_a_refusal_behind_a_ping_is_an_event(gateway: RunningGateway, replica: StandInReplica) -> None:
     refusal = Fault(0, grpc.StatusCode.INVALID_ARGUMENT, "top_p must be in 0..1 (input top_p)")
-    replica.faults = [Fault(0, is_silent=True), refusal]
+    replica.faults = [replace(refusal, delay_s=0.5)]
     answer = gateway.post("/v1/completions", BODY | {"stream": True})
 
     *_, error, done = events_of(answer)
@@ -138,6 +140,22 @@ def test_a_prompt_that_is_too_long_for_the_target_has_openais_code(
     replica.faults = [Fault(0, grpc.StatusCode.INVALID_ARGUMENT, words)]
     error = gateway.post("/v1/completions", BODY).json()["error"]
     assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+
+
+def test_only_a_prediction_has_accepted_and_rejected_tokens(gateway: RunningGateway) -> None:
+    """Every step of the stand-in drafts two tokens and accepts none."""
+    prediction = {"type": "content", "content": "xyz"}
+    for given, num_rejected in (
+        ({}, 0),
+        ({"prediction": prediction}, 12),
+        ({"prediction": {**prediction, "content": ""}}, 0),
+    ):
+        body = gateway.post("/v1/completions", BODY | given).json()
+        assert body["usage"]["completion_tokens_details"] == {
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": num_rejected,
+        }
+        assert body["metrics"]["speculative_decoding"]["num_draft_tokens"] == 12
 
 
 # Work that takes long

@@ -49,7 +49,7 @@ def sent(replica: StandInReplica, index: int) -> int:
     return sum(request["sequence_index"] == [index] for request in replica.requests)
 
 
-@pytest.mark.parametrize("message", [FULL.message, OF_SALT, "KV pool full: 9 blocks needed, 3 of 64 available"])
+@pytest.mark.parametrize("message", [FULL.message, OF_SALT, "busy: the request waited until its deadline"])
 def test_a_choice_that_is_refused_after_another_has_begun_waits_for_room(message: str) -> None:
     async def test(made: list[StandInReplica], replicas: Replicas) -> None:
         begun = asyncio.Event()

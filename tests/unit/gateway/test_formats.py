@@ -26,7 +26,7 @@ def test_figures_by_hand() -> None:
         "num_draft_tokens": 16,
     }
     assert usage([first, second], n=2)["prompt_tokens"] == 9 and usage([first, second], n=1)["prompt_tokens"] == 18
-    details = usage([first, second], n=2)["completion_tokens_details"]
+    details = usage([first, second], 2, [first, second])["completion_tokens_details"]
     assert details == {"accepted_prediction_tokens": 5, "rejected_prediction_tokens": 11}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 
 import grpc
 import pytest
+from prometheus_client import Counter
 
 from gateway import triton
 from gateway.errors import ApiError, Busy, Failed, Unavailable
@@ -14,14 +15,16 @@ from gateway.generation import MAX_TRIES, Attempts, Generation, Refusal
 from gateway.metrics import Metrics
 from gateway.replicas import Replica, Replicas
 from gateway.settings import Settings
-from gateway.triton import Full, ReplicaError, Stopping
+from gateway.triton import FirstTokenTimeout, ReplicaDraining, ReplicaError, ReplicaFull
 from tests.support.standin_replica import Fault, StandInReplica, text_of
 
 pytestmark = pytest.mark.unit
 
 SEED, LENGTH = 3, 12
-FULL = Fault(0, grpc.StatusCode.UNAVAILABLE, "32 requests run and 64 wait; try again later (max_running, max_waiting)")
-OF_SALT = "32 requests run and 64 wait; try again in 3 s (max_running, max_waiting, max_running_per_salt in the deployment file)"
+FULL = Fault(
+    0, grpc.StatusCode.UNAVAILABLE, "full: 32 requests run and 64 wait; try again later (max_running, max_waiting)"
+)
+OF_SALT = "full_for_salt: 32 requests run and 64 wait; try again in 3 s (max_running, max_waiting, max_running_per_salt in the deployment file)"
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +84,7 @@ GONE = {
         "Failed to process the request(s) for model instance 'speculative_0_0', message: Stub process "
         "'speculative_0_0' is not healthy.",
     ),
-    "shutdown": Fault(4, grpc.StatusCode.UNAVAILABLE, "the server stops"),
+    "shutdown": Fault(4, grpc.StatusCode.UNAVAILABLE, "draining: the server is shutting down"),
 }
 
 
@@ -99,7 +102,7 @@ def test_text_goes_on_where_a_replica_stopped(kind: str) -> None:
 
 def test_a_long_silence_leaves_time_for_another_replica() -> None:
     async def test(made: list[StandInReplica], replicas: Replicas) -> None:
-        break_both(made, Fault(0, is_silent=True), Fault(3, is_silent=True))
+        made[0].faults = made[1].faults = [Fault(0, is_silent=True), Fault(3, is_silent=True)]
         assert await text(generation(replicas)) == text_of(SEED, LENGTH)
 
     run(test, recovery_limit_s=2, first_limit_s=2.5, silence_limit_s=2.5)
@@ -131,9 +134,11 @@ def test_a_request_that_is_wrong_is_not_tried_again_whatever_it_quotes(words: st
 @pytest.mark.parametrize(
     "message",
     [
-        "other guides take too long to compile; try again later (input guided_decoding_guide)",
-        "the request waited until its deadline",
-        "KV pool full: 9 blocks needed, 3 of 64 available (kv_memory_mb in the deployment file)",
+        "busy: other guides take too long to compile; try again later (input guided_decoding_guide)",
+        "busy: the request waited until its deadline",
+        "busy: the server can start no further thread; try again in a second",
+        "busy: a sequence did not end by the request's deadline",
+        "busy: sequence 7 has a call under way",
     ],
 )
 def test_what_keeps_out_one_request_keeps_out_no_other(message: str) -> None:
@@ -162,13 +167,43 @@ def test_a_new_request_is_refused_when_all_are_full_and_served_when_one_is_not()
     run(test)
 
 
+def counts(counter: Counter) -> dict[str, float]:
+    """Return {reason: number} of the reasons that were counted."""
+    samples = next(iter(counter.collect())).samples
+    return {sample.labels["reason"]: sample.value for sample in samples if sample.value}
+
+
+def test_overload_is_no_failover() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        metrics = Metrics()
+        for _ in range(3):
+            made[0].faults = [FULL]
+            replicas.all[made[0].address].resting_until_s, replicas.all[made[0].address].is_full = 0.0, False
+            with pytest.raises(Busy):
+                await text(generation(replicas, metrics))
+        assert (counts(metrics.failovers), counts(metrics.refusals)) == ({}, {"full": 3})
+
+    run(test, num_replicas=1)
+
+
+def test_a_text_that_moves_is_one_failover_however_often_it_is_refused_then() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        metrics = Metrics()
+        made[0].faults = [GONE["internal"], FULL, FULL, DRAINING]
+        assert await text(generation(replicas, metrics)) == text_of(SEED, LENGTH)
+        assert counts(metrics.failovers) == {"failed": 1, "draining": 1}
+        assert counts(metrics.refusals) == {"full": 2}
+
+    run(test, num_replicas=1)
+
+
 def test_a_refusal_passes_on_when_to_come_again() -> None:
     async def test(made: list[StandInReplica], replicas: Replicas) -> None:
         made[0].faults = [
             Fault(
                 0,
                 grpc.StatusCode.UNAVAILABLE,
-                "32 requests run and 64 wait; try again in 7 s (max_running, max_waiting)",
+                "full: 32 requests run and 64 wait; try again in 7 s (max_running, max_waiting)",
             )
         ]
         with pytest.raises(Busy) as refused:
@@ -280,7 +315,9 @@ def test_leaving_a_stream_cancels_it() -> None:
     run(test, num_replicas=1, silence_limit_s=20)
 
 
-DRAINING = Fault(0, message="the server is draining: send the request to another replica, or again in a second")
+DRAINING = Fault(
+    0, message="draining: the server is draining: send the request to another replica, or again in a second"
+)
 
 
 def test_a_draining_replica_is_not_a_failure_of_the_request() -> None:
@@ -293,8 +330,8 @@ def test_a_draining_replica_is_not_a_failure_of_the_request() -> None:
     run(test, num_replicas=1, recovery_limit_s=1)
 
 
-def test_refusals_of_a_draining_or_full_replica_use_up_no_tries() -> None:
-    refusals: list[ReplicaError] = [Stopping(DRAINING.message), Full(FULL.message)]
+def test_refusals_of_a_draining_or_full_replica_and_a_late_response_use_up_no_tries() -> None:
+    refusals = [ReplicaDraining(DRAINING.message), ReplicaFull(FULL.message), FirstTokenTimeout("no response")]
     attempts = Attempts()
     for error in [*refusals * MAX_TRIES, ReplicaError("boom"), *refusals]:
         attempts = attempts.with_failure(Replica("a:1", None), error)

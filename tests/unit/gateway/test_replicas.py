@@ -11,7 +11,7 @@ import pytest
 from gateway.metrics import Metrics
 from gateway.replicas import InFlight, Replicas
 from gateway.settings import Settings, SettingsError
-from gateway.triton import Late
+from gateway.triton import FirstTokenTimeout
 from tests.support.standin_replica import Fault, StandInReplica, text_of
 from tests.unit.gateway.test_generation import LENGTH, SEED, generation, run, text
 
@@ -50,7 +50,7 @@ def test_an_outage_counts_once_and_the_next_one_doubles_the_pause() -> None:
     run(test, num_replicas=1)
 
 
-def test_a_replica_that_rests_is_still_asked_how_it_is() -> None:
+def test_a_replica_that_rests_is_still_checked() -> None:
     async def test(made: list[StandInReplica], replicas: Replicas) -> None:
         (replica,) = replicas.all.values()
         replica.eject(time.monotonic())
@@ -106,16 +106,41 @@ def test_a_stream_of_a_dead_process_is_moved_though_the_new_process_answers() ->
     run(test, num_replicas=1)
 
 
-def test_a_late_first_response_ejects_no_replica() -> None:
+def test_a_late_first_response_moves_the_request_once_and_ejects_nobody() -> None:
+    """On the second replica it waits: it would go from one queue's end to the other's forever."""
+
     async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        made[0].faults = made[1].faults = [Fault(0, is_silent=True), Fault(0, pause_s=1.5)]
+        metrics = Metrics()
+        assert await text(generation(replicas, metrics)) == text_of(SEED, LENGTH)
+        assert [len(replica.requests) for replica in made] == [1, 1]
+        assert metrics.refusals.labels(reason="late")._value.get() == 1
+        assert all(replica.ejected_s == -math.inf for replica in replicas.all.values())
+
+    run(test)
+
+
+def test_a_request_in_the_queue_of_the_only_replica_keeps_its_place() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        made[0].faults = [Fault(0, pause_s=1.5)]
+        assert await text(generation(replicas)) == text_of(SEED, LENGTH)
+        assert len(made[0].requests) == 1
+
+    run(test, num_replicas=1, first_limit_s=0.2)
+
+
+def test_a_request_that_an_outage_lost_before_its_first_response_is_sent_again() -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        (replica,) = replicas.all.values()
         made[0].faults = [Fault(0, is_silent=True)]
-        metrics, (replica,) = Metrics(), replicas.all.values()
-        first = asyncio.create_task(text(generation(replicas, metrics)))
-        while len(made[0].requests) < 2:
-            assert replica.is_usable
+        lost = asyncio.create_task(text(generation(replicas)))
+        while not made[0].requests:
             await asyncio.sleep(0.01)
-        assert await first == text_of(SEED, LENGTH)
-        assert metrics.failovers.labels(reason="late")._value.get() == 1
+        made[0].is_up = False
+        while replica.is_ready:
+            await asyncio.sleep(0.01)
+        made[0].is_up = True
+        assert await lost == text_of(SEED, LENGTH) and len(made[0].requests) == 2
 
     run(test, num_replicas=1)
 
@@ -154,7 +179,7 @@ def test_a_machine_that_vanishes_while_a_long_request_is_sent_is_given_up() -> N
             await replica.check()
             is_whole.clear()
             # Longer than the window of HTTP/2, which only the other side can open again.
-            with pytest.raises(Late):
+            with pytest.raises(FirstTokenTimeout):
                 async for _ in replica.client.stream({"text_input": "x" * (8 << 20), "timeout_ms": 10_000}, 0.3, 0.3):
                     pass
 

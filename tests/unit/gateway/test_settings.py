@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.__main__ import main
-from gateway.app import _keys
+from gateway.keys import ApiKeys
 from gateway.local import _ports, target_of
 from gateway.replicas import Replicas
 from gateway.settings import Settings, SettingsError, parse_flags, read_settings
@@ -77,7 +77,12 @@ def test_the_help_says_that_a_key_in_a_flag_can_be_seen() -> None:
 
 def test_a_file_of_keys_may_hold_any_bytes(tmp_path: Path) -> None:
     (tmp_path / "keys").write_bytes(b"first \n\n\xff\xfe\n")
-    assert _keys(Settings(api_keys="a, b", api_keys_file=str(tmp_path / "keys"))) == {b"a", b"b", b"first", b"\xff\xfe"}
+    assert ApiKeys(Settings(api_keys="a, b", api_keys_file=str(tmp_path / "keys"))).accepted == {
+        b"a",
+        b"b",
+        b"first",
+        b"\xff\xfe",
+    }
 
 
 @pytest.mark.parametrize("keys", ["", " ", ",", "\n"])
@@ -91,13 +96,13 @@ def test_an_api_keys_setting_without_keys_does_not_open_the_gateway(name: str, k
     where = f"--{name.replace('_', '-')} or GATEWAY_{name.upper()}"
     for found in (read_settings({}, {f"GATEWAY_{name.upper()}": text}), read_settings({name: text}, {})):
         with pytest.raises(SettingsError, match=re.escape(where)) as error:
-            _keys(found)
+            ApiKeys(found)
         assert f"{name} contains no API key, got {text!r}: at least one is needed" in str(error.value)
 
 
 def test_only_without_settings_for_keys_the_gateway_is_open() -> None:
-    assert _keys(read_settings({}, {"GATEWAY_PORT": "", "GATEWAY_API_KEYS": "a,"})) == {b"a"}
-    assert _keys(read_settings({}, {})) == frozenset()
+    assert ApiKeys(read_settings({}, {"GATEWAY_PORT": "", "GATEWAY_API_KEYS": "a,"})).accepted == {b"a"}
+    assert ApiKeys(read_settings({}, {})).accepted == frozenset()
 
 
 def test_a_restarted_server_gets_the_ports_of_the_first() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from orchestrator.core.errors import EngineError, EngineLost, Unwanted
+from orchestrator.core.errors import ClientDisconnected, EngineError, EngineLost
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.deployment.checkpoint import Checkpoint
 from orchestrator.deployment.config import ServingConfig
@@ -168,7 +168,7 @@ def test_a_client_that_goes_while_a_step_waits_ends_its_request(
 
         def step(self, *args: Any) -> Any:
             until(self.is_unwanted)
-            raise Unwanted("the client has gone")
+            raise ClientDisconnected("the client has gone")
 
         def release(self) -> None:
             released.append(self.num_steps)

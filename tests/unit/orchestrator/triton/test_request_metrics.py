@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.errors import EngineError, RequestError, Unavailable
+from orchestrator.core.errors import Draining, EngineError, RequestError, SaltQueueFull, Unavailable
 from orchestrator.generation.statistics import SourceCount, Statistics
 from orchestrator.generation.text import FinishReason
 from tests.support.clients import until
@@ -142,6 +142,8 @@ def test_a_cancelled_sequence_without_tokens_has_no_times(module: ModuleType, me
     [
         (RequestError("x"), "invalid"),
         (Unavailable("x"), "unavailable"),
+        (Draining("x"), "unavailable"),
+        (SaltQueueFull("x"), "full"),
         (EngineError("x"), "error"),
         (OSError(), "error"),
     ],

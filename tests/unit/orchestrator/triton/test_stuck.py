@@ -219,7 +219,7 @@ def test_a_stuck_sequence_is_abandoned_at_the_deadline_and_says_nothing_after_it
     stuck.hang = hang = Hang()
     serve(ticket, checkpoint, [TableTarget(VOCAB_SIZE), stuck], streams=stream, stream=stream)
     said = [text for _, text in answers]
-    assert said[-1] == "a sequence did not end by the request's deadline"
+    assert said[-1] == "busy: a sequence did not end by the request's deadline"
     assert said[:-1] == ["sent False"] * (8 + 3 if stream else 0)
     hang.let_go.set()
     assert hang.ended.wait(WAIT_S)

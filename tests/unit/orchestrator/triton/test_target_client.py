@@ -12,7 +12,14 @@ import pytest
 
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
-from orchestrator.core.errors import EngineLost, RequestError, ServingError, Unavailable, UnknownSequence, Unwanted
+from orchestrator.core.errors import (
+    ClientDisconnected,
+    EngineLost,
+    RequestError,
+    ServingError,
+    Unavailable,
+    UnknownSequence,
+)
 from orchestrator.core.proposal import Proposal, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import Acceptance, StepOptions
@@ -104,7 +111,7 @@ def test_nothing_is_tried_again_for_a_client_that_has_gone_and_the_sequence_is_r
     target = Target(clients, monkeypatch, [STEPS, error])
     client, context = client_of(clients, is_unwanted=lambda: next(has_gone, True)), Context([1, 2])
     take(client, context)
-    with pytest.raises(Unwanted):
+    with pytest.raises(ClientDisconnected):
         take(client, context)
     client.release()
     assert target.calls == ["begin", "take", *([] if isinstance(error, EngineLost) else ["release"])]
@@ -115,7 +122,7 @@ def test_a_call_that_waits_is_left_when_the_client_goes(clients: ModuleType, mon
     monkeypatch.setattr(clients.pb, "lost_check", lambda model: lambda: False)
     monkeypatch.setattr(clients.pb, "execute", lambda model, tensors: let_go.wait(LIMIT_S))
     client = client_of(clients, is_unwanted=lambda: time.monotonic() - began_s > 0.1)
-    with pytest.raises(Unwanted):
+    with pytest.raises(ClientDisconnected):
         take(client, Context([1, 2]))
     assert time.monotonic() - began_s < LIMIT_S / 2
     let_go.set()

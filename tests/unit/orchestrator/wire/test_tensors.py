@@ -6,6 +6,7 @@ import pytest
 
 from orchestrator.core.errors import (
     ConfigError,
+    Draining,
     EngineError,
     EngineLost,
     RequestError,
@@ -16,7 +17,7 @@ from orchestrator.core.errors import (
 from orchestrator.wire.tensors import error_from, error_text
 
 
-@pytest.mark.parametrize("kind", [UnknownSequence, Unavailable, RequestError, EngineLost, EngineError])
+@pytest.mark.parametrize("kind", [UnknownSequence, Draining, Unavailable, RequestError, EngineLost, EngineError])
 @pytest.mark.parametrize("words", ["the reason", "a: b: c", "engine: twice", "request: other", "two\nlines", ""])
 def test_error_keeps_its_class_and_message(kind: type[ServingError], words: str) -> None:
     back = error_from(error_text(kind(words)))

@@ -251,13 +251,13 @@ def test_close_during_a_pass_answers_what_waits_behind_it(bench: Bench) -> None:
     closer.join(LIMIT_S)
     assert held.token() == 100
     for answers in (*queued, behind):
-        assert "Unavailable: the engine is shutting down" in answers.error()
+        assert "Draining: the engine is shutting down" in answers.error()
     assert bench.script.seen == [[100]]
 
 
 def test_a_call_after_close_is_answered(bench: Bench) -> None:
     bench.thread.close()
-    assert "Unavailable: the engine is shutting down" in bench.submit(1).error()
+    assert "Draining: the engine is shutting down" in bench.submit(1).error()
 
 
 def test_a_pass_that_breaks_refuses_the_culprit_alone(bench: Bench) -> None:

@@ -6,10 +6,11 @@ import time
 
 import pytest
 
-from gateway.triton import FULL, Full
+from gateway.triton import ReplicaFull
+from orchestrator.core.errors import public_text
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.triton import admission as module
-from orchestrator.triton.admission import ServiceRate, full_text
+from orchestrator.triton.admission import ServiceRate, queue_full
 
 
 def test_the_hint_is_the_time_that_the_queue_takes_at_the_measured_rate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,9 +33,9 @@ def test_the_hint_is_the_time_that_the_queue_takes_at_the_measured_rate(monkeypa
 
 def test_a_refusal_tells_whether_another_salt_may_have_room() -> None:
     config = ServingConfig(target="t", max_running=2, max_waiting=3)
-    assert full_text(config, 4) == (
-        "2 requests run and 3 wait; try again in 4 s (max_running, max_waiting in the deployment file)"
+    assert public_text(queue_full(config, 4)) == (
+        "full: 2 requests run and 3 wait; try again in 4 s (max_running, max_waiting in the deployment file)"
     )
-    shared = full_text(config.model_copy(update={"max_running_per_salt": 1}), 4)
-    assert not Full(shared).is_for_all and Full(full_text(config, 4)).is_for_all
-    assert Full(shared).retry_after_s == 4 and any(words in shared for words in FULL)
+    shared = queue_full(config.model_copy(update={"max_running_per_salt": 1}), 4)
+    assert public_text(shared).startswith("full_for_salt: ")
+    assert ReplicaFull(str(shared)).retry_after_s == 4
