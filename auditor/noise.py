@@ -76,8 +76,8 @@ def _check_gumbel(result: Result, seed: int, places: Sequence[Ints]) -> None:
     at, of = torch.tensor(position[:1]), torch.from_numpy(tokens)
     key = torch.tensor([seed & MASK32]), torch.tensor([seed >> 32])
     found = {"torch": torch_noise.gumbel(key, at, of).numpy()}
-    if (compiled := sampler()) is not None:
-        found["C++"] = compiled.noise([seed], position[:1].tolist(), tokens[None])[0]
+    if (native := sampler()) is not None:
+        found["C++"] = native.noise([seed], position[:1].tolist(), tokens[None])[0]
     for name, values in found.items():
         num_other = int((values != expected).sum())
         result.expect(f"numpy and {name} agree", f"seed {seed}, g", 0, num_other)

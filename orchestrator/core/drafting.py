@@ -61,11 +61,11 @@ class Drafting:
         self.context.commit(acceptance.tokens(proposal.tree))
         self.proposer.observe(proposal.tree, acceptance)
 
-    def commit_several(self, steps: Sequence[Step], is_compiled: bool) -> None:
-        """Commit the tokens of a burst's steps. is_compiled: native code drafted for them; otherwise they are plain."""
+    def commit_several(self, steps: Sequence[Step], is_native: bool) -> None:
+        """Commit the tokens of a burst's steps. is_native: native code drafted for them; otherwise they are plain."""
         for step in steps:
             self.context.commit(step.tokens)
-        if is_compiled:
-            self.proposer.observe_compiled(steps)
+        if is_native:
+            self.proposer.observe_native(steps)
         else:
             self.proposer.observe_plain(steps)

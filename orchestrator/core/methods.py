@@ -87,13 +87,13 @@ _ALL = (
     Method("auto", "auto:Auto", "auto:AutoConfig", uses_drafters=True, branches="tree true"),
     Method(
         "prompt_lookup",
-        "compiled_methods:prompt_lookup",
+        "native_methods:prompt_lookup",
         "prompt_lookup:PromptLookupConfig",
         branches="branches above 1",
         engine_config=_AS_BUILT,
     ),
     Method("ngram", "ngram:Ngram", "ngram:NgramConfig"),
-    Method("suffix", "compiled_methods:suffix", "suffix:SuffixConfig", branches="tree true"),
+    Method("suffix", "native_methods:suffix", "suffix:SuffixConfig", branches="tree true"),
     Method(
         "lookahead",
         "lookahead:Lookahead",

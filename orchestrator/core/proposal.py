@@ -98,11 +98,11 @@ class Step(NamedTuple):
         return self.acceptance.tokens(self.proposal.tree)
 
 
-class CompiledDrafts(NamedTuple):
+class NativeDrafts(NamedTuple):
     """What an engine needs to draft for a request in native code, without calling its proposer.
 
     max_nodes, max_depth: limits of a tree. sources: by the numbers that native code gives to the sources of nodes.
-    owner: a compiled proposer, with its `handle` and the address of its drafting function (`drafts::Next`); or, without
+    owner: a native proposer, with its `handle` and the address of its drafting function (`drafts::Next`); or, without
     these, a drafter in the engine's process (`orchestrator.wire.drafter.DrafterUse`).
     costs: the costs by which trees are sized; None if they are not. The microseconds of drafting are not counted.
     options: what the proposer needs from a step after which native code cannot draft.
@@ -117,10 +117,10 @@ class CompiledDrafts(NamedTuple):
     next_address: int = 0
     costs: CostModel | None = None
     options: StepOptions = StepOptions()
-    members: tuple[CompiledDrafts, ...] = ()
+    members: tuple[NativeDrafts, ...] = ()
 
     @property
-    def members_or_self(self) -> tuple[CompiledDrafts, ...]:
+    def members_or_self(self) -> tuple[NativeDrafts, ...]:
         """The methods that draft: the members of a union, or the one method."""
         return self.members or (self,)
 
@@ -143,7 +143,7 @@ class Proposer(Protocol):
         return 0
 
     @property
-    def compiled(self) -> CompiledDrafts | None:
+    def native_drafts(self) -> NativeDrafts | None:
         """What makes the next proposals in native code; None: `propose` must be called for each."""
         return None
 
@@ -168,8 +168,8 @@ class Proposer(Protocol):
         for step in steps:
             self.observe(step.proposal.tree, step.acceptance)
 
-    def observe_compiled(self, steps: Sequence[Step]) -> None:
-        """Learn from steps whose trees `compiled` drafted, and from which it has already learnt."""
+    def observe_native(self, steps: Sequence[Step]) -> None:
+        """Learn from steps whose trees native code drafted, and from which it has already learnt."""
         return
 
     def close(self) -> None:

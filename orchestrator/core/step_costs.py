@@ -143,7 +143,7 @@ class StepCosts:
         with self._lock:
             self._plain_at = self._num_passes
 
-    def observe_compiled(
+    def observe_native(
         self, num_rows: int, num_in_pass: int, num_tokens: int, seconds: float, load: PassLoad | None
     ) -> None:
         """Learn from one step of a burst in which native code drafts; arguments as for `observe`.

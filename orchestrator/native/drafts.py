@@ -22,7 +22,7 @@ from orchestrator.native.drafts_library import (
     drafts_library,
 )
 from orchestrator.native.failures import check, counted, made
-from orchestrator.native.response_memory import CompiledRecollection
+from orchestrator.native.response_memory import NativeRecollection
 
 #: Most tokens that a call reads, which takes about a millisecond.
 PIECE = 2048
@@ -47,8 +47,8 @@ class LikeliestFollowers(NamedTuple):
     evidence: npt.NDArray[np.int32]
 
 
-class CompiledTables:
-    """Token statistics in the layout that CompiledGrowth reads. levels: for contexts of 1, 2, … tokens."""
+class NativeTables:
+    """Token statistics in the layout that GrowthBinding reads. levels: for contexts of 1, 2, … tokens."""
 
     def __init__(self, levels: Sequence[LikeliestFollowers], vocab_size: int) -> None:
         self._arrays = [tuple(map(np.ascontiguousarray, level)) for level in levels]
@@ -58,7 +58,7 @@ class CompiledTables:
         self.address = self._tables.ctypes.data
 
 
-class CompiledCorpus:
+class NativeCorpus:
     """A preloaded corpus in the layout that native proposers read.
 
     shards: the (n,) int32 tokens and the (e,) uint32 ends of each, as in `orchestrator.proposers.corpus.Shard`.
@@ -73,7 +73,7 @@ class CompiledCorpus:
         self.address = self._corpus.ctypes.data
 
 
-class CompiledEstimates:
+class NativeEstimates:
     """The counts of accepted and tested candidates that all requests of a process share."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -82,7 +82,7 @@ class CompiledEstimates:
         weakref.finalize(self, library.drafts_free_estimates, self.handle)
 
 
-class CompiledProposer:
+class NativeProposer:
     """Drafts for one request.
 
     handle, next_address: for native code that drafts step by step (drafts.h). sources: what native code drafts from;
@@ -116,15 +116,15 @@ class CompiledProposer:
         return counted(size, "a draft")
 
 
-class CompiledGrowth(CompiledProposer):
+class GrowthBinding(NativeProposer):
     """Grows the trees of one request of `auto`."""
 
     def __init__(
         self,
-        estimates: CompiledEstimates,
-        tables: CompiledTables | None,
-        corpus: CompiledCorpus | None,
-        memory: CompiledRecollection | None,
+        estimates: NativeEstimates,
+        tables: NativeTables | None,
+        corpus: NativeCorpus | None,
+        memory: NativeRecollection | None,
         prediction: Sequence[int],
         is_chain: bool,
     ) -> None:
@@ -152,7 +152,7 @@ class CompiledGrowth(CompiledProposer):
     ) -> tuple[TokenTree, list[int], FloatArray]:
         """Return the tree, each node's sources as bits, and each node's probability.
 
-        The bits are those of `orchestrator.proposers.compiled_growth.NAMES`.
+        The bits are those of `orchestrator.proposers.native_growth.NAMES`.
         temperature_range: the request's, one of those that the counts distinguish.
         """
         limits = temperature_range, min(max_nodes, MAX_NODES), max_depth
@@ -165,23 +165,23 @@ class CompiledGrowth(CompiledProposer):
         check(self._library.drafts_learn(self.handle, (c_int32 * len(tokens))(*tokens), len(tokens)), "learning")
 
 
-def compiled_estimates() -> CompiledEstimates | None:
+def native_estimates() -> NativeEstimates | None:
     """Return new counts; None where the library cannot be built."""
     library = drafts_library()
-    return CompiledEstimates(library) if library else None
+    return NativeEstimates(library) if library else None
 
 
-def compiled_prompt_lookup(options: PromptLookupOptions) -> CompiledProposer | None:
+def native_prompt_lookup(options: PromptLookupOptions) -> NativeProposer | None:
     """Return a `prompt_lookup` proposer for one request; None where the library cannot be built."""
     library = drafts_library()
-    return CompiledProposer(library, library.drafts_new_prompt_lookup(options)) if library else None
+    return NativeProposer(library, library.drafts_new_prompt_lookup(options)) if library else None
 
 
-def compiled_suffix(
-    options: SuffixOptions, memory: CompiledRecollection | None = None, corpus: CompiledCorpus | None = None
-) -> CompiledProposer | None:
+def native_suffix(
+    options: SuffixOptions, memory: NativeRecollection | None = None, corpus: NativeCorpus | None = None
+) -> NativeProposer | None:
     """Return a `suffix` proposer for one request; None where the library cannot be built."""
     if (library := drafts_library()) is None:
         return None
     handle = library.drafts_new_suffix(options, memory.handle if memory else None, corpus.address if corpus else None)
-    return CompiledProposer(library, handle, (memory, corpus))
+    return NativeProposer(library, handle, (memory, corpus))

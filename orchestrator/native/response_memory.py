@@ -16,7 +16,7 @@ from orchestrator.native.failures import check, counted, made
 MAX_REMEMBERED = 1024
 
 
-class CompiledMemory:
+class NativeMemory:
     """Earlier responses in native code; any thread may call. max_tokens: most tokens held, over all salts."""
 
     def __init__(self, library: CDLL, max_tokens: int) -> None:
@@ -27,9 +27,9 @@ class CompiledMemory:
         self._remember = CDLL(library._name).drafts_remember
         self._remember.argtypes, self._remember.restype = [c_void_p, c_void_p, c_size_t], c_char_p
 
-    def of(self, salt: str) -> CompiledRecollection:
+    def of(self, salt: str) -> NativeRecollection:
         """Return the responses that a request with this salt may draft from."""
-        return CompiledRecollection(self, salt)
+        return NativeRecollection(self, salt)
 
     def learn(self, salt: str, tokens: Sequence[int]) -> None:
         """Add a response; if it exceeds max_tokens, only its end."""
@@ -37,10 +37,10 @@ class CompiledMemory:
         check(self._remember(recollection.handle, new, len(tokens)), "a memory of responses")
 
 
-class CompiledRecollection:
+class NativeRecollection:
     """The earlier responses that one request may draft from: those of its own salt."""
 
-    def __init__(self, memory: CompiledMemory, salt: str) -> None:
+    def __init__(self, memory: NativeMemory, salt: str) -> None:
         self._memory, library, key = memory, memory.library, salt.encode(errors="surrogatepass")
         self.handle = made(library.drafts_new_recollection(memory.handle, key, len(key)), "a memory of responses")
         weakref.finalize(self, library.drafts_free_recollection, self.handle)
@@ -57,7 +57,7 @@ class CompiledRecollection:
         return counts
 
 
-def compiled_memory(max_tokens: int) -> CompiledMemory | None:
+def native_memory(max_tokens: int) -> NativeMemory | None:
     """Return a memory without responses; None where the library cannot be built."""
     library = drafts_library()
-    return CompiledMemory(library, max_tokens) if library else None
+    return NativeMemory(library, max_tokens) if library else None

@@ -96,7 +96,7 @@ class Step(NamedTuple):
 
 
 class Sampler:
-    """The compiled functions. num_threads: threads that share the requests of a call."""
+    """The native functions. num_threads: threads that share the requests of a call."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._verify = library.sampling_verify
@@ -239,7 +239,7 @@ class Sampler:
 
 @cache
 def sampler() -> Sampler | None:
-    """Return the compiled functions; None, with a warning, where they cannot be built."""
+    """Return the native functions; None, with a warning, where they cannot be built."""
     try:
         return Sampler(LIBRARY.load())
     except Unbuilt as error:

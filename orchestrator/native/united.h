@@ -7,7 +7,7 @@
 namespace drafts {
 
 // Bits of a node's names that belong to each method: 0 if the method has not proposed the node, else its number for the
-// source of the node plus 1 (`CompiledDrafts.source_of` of orchestrator/core/proposal.py).
+// source of the node plus 1 (`NativeDrafts.source_of` of orchestrator/core/proposal.py).
 constexpr int kNameBits = 8;
 
 // The methods' trees, one after the other; a path that several methods propose is there once.

@@ -10,7 +10,7 @@ import numpy as np
 
 from orchestrator.core.context import Context
 from orchestrator.core.cost_model import CostModel
-from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer, Step
+from orchestrator.core.proposal import Budget, NativeDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.tree import MAX_NODES, TokenTree
@@ -239,9 +239,9 @@ class AdaptiveWhereShared(Proposer):
         return self._used.num_plain
 
     @property
-    def compiled(self) -> CompiledDrafts | None:
+    def native_drafts(self) -> NativeDrafts | None:
         """What makes the next proposals in native code."""
-        return self._used.compiled
+        return self._used.native_drafts
 
     @property
     def options(self) -> StepOptions:
@@ -268,9 +268,9 @@ class AdaptiveWhereShared(Proposer):
         self._used.observe_plain(steps)
         self._note_load(steps[-1].acceptance)
 
-    def observe_compiled(self, steps: Sequence[Step]) -> None:
+    def observe_native(self, steps: Sequence[Step]) -> None:
         """Learn, and see whether others share the passes."""
-        self._used.observe_compiled(steps)
+        self._used.observe_native(steps)
         self._note_load(steps[-1].acceptance)
 
     def close(self) -> None:

@@ -10,15 +10,15 @@ from pydantic import Field
 from orchestrator.core.arrays import FloatArray
 from orchestrator.core.context import Context
 from orchestrator.core.cost_model import CostModel
-from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer, Step
+from orchestrator.core.proposal import Budget, NativeDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
-from orchestrator.proposers.compiled_growth import growth_of
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.estimates import range_of
 from orchestrator.proposers.heads_of_auto import HeadsOfAuto
 from orchestrator.proposers.ledger import Meter
+from orchestrator.proposers.native_growth import growth_of
 from orchestrator.proposers.parameters import MethodConfig
 from orchestrator.proposers.ranks import paying
 from orchestrator.proposers.union import united
@@ -76,13 +76,13 @@ class Auto(Proposer):
         self._meter = Meter(self._step_costs)
         self._begun_s = 0.0
         self._begun: Grown | None = None
-        self._compiled: CompiledDrafts | None = None
+        self._native_drafts: NativeDrafts | None = None
         self._num_single_left = 0  # steps that are still expected to run alone
 
     @property
-    def compiled(self) -> CompiledDrafts | None:
+    def native_drafts(self) -> NativeDrafts | None:
         """What grows the next trees in native code; None while a head is in use or drafts pause."""
-        return self._compiled
+        return self._native_drafts
 
     @property
     def num_plain(self) -> int:
@@ -119,11 +119,11 @@ class Auto(Proposer):
             else:
                 self._heads.choose(self._meter.rate, tokens_left, costs, range_of(sampling))
         has_head = bool(self._heads and self._heads.name)
-        self._compiled = self._growth.compiled(budget, costs) if costs and not has_head else None
-        may_rest = not (has_head or (self._compiled and not self._num_single_left))
+        self._native_drafts = self._growth.native_drafts(budget, costs) if costs and not has_head else None
+        may_rest = not (has_head or (self._native_drafts and not self._num_single_left))
         self._meter.end(proposal, first_rest=int(may_rest))
         if self._meter.num_plain:
-            self._compiled = None
+            self._native_drafts = None
         if self._heads:
             self._heads.note_pause(self._meter.num_plain)
         return proposal
@@ -139,18 +139,18 @@ class Auto(Proposer):
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Learn what the step cost, and how far the candidates agree with the text."""
-        ran_alone = self._compiled and not acceptance.is_atypical
+        ran_alone = self._native_drafts and not acceptance.is_atypical
         self._num_single_left = NUM_SINGLE_STEPS if ran_alone else max(self._num_single_left - 1, 0)
         self._growth.learn(acceptance.tokens(tree))
         step_s = self._meter.observe(tree, acceptance)
         if self._heads:
             self._heads.observe(tree, acceptance, step_s)
 
-    def observe_compiled(self, steps: Sequence[Step]) -> None:
+    def observe_native(self, steps: Sequence[Step]) -> None:
         """Learn the cost of steps whose trees native code drafted; the growth has already learnt from the text."""
         self._num_single_left = 0
         self._growth.note_read(sum(step.acceptance.num_tokens for step in steps))
-        seconds = self._meter.observe_compiled(steps)
+        seconds = self._meter.observe_native(steps)
         if self._heads:
             for (proposal, acceptance, *_), step_s in zip(steps, seconds, strict=True):
                 self._heads.observe(proposal.tree, acceptance, step_s)

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from orchestrator.core.arrays import IdArray
 from orchestrator.core.errors import ConfigError
-from orchestrator.native.drafts import CompiledCorpus
+from orchestrator.native.drafts import NativeCorpus
 from orchestrator.proposers.tables import VocabularyFingerprint, vocabulary_of
 
 MANIFEST, TOKENS, ENDS = "corpus.json", "tokens-{:03}.npy", "ends-{:03}.npy"
@@ -157,9 +157,9 @@ class Corpus:
 
 
 @lru_cache(maxsize=4)
-def compiled_corpus(corpus: Corpus) -> CompiledCorpus:
+def native_corpus(corpus: Corpus) -> NativeCorpus:
     """Return the corpus in the layout that native proposers read."""
-    return CompiledCorpus([(shard.tokens, shard.ends) for shard in corpus.shards], corpus.separator)
+    return NativeCorpus([(shard.tokens, shard.ends) for shard in corpus.shards], corpus.separator)
 
 
 def _spread(places: Ends, most: int) -> npt.NDArray[np.int64]:

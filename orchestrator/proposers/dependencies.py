@@ -13,7 +13,7 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import NO_HEAD_INPUT, DraftResponse, HeadInput
-from orchestrator.native.response_memory import CompiledRecollection
+from orchestrator.native.response_memory import NativeRecollection
 from orchestrator.proposers.adjacency import AdjacencyMatrix
 from orchestrator.proposers.corpus import Corpus
 from orchestrator.proposers.draft_costs import DraftCosts
@@ -74,7 +74,7 @@ class ProposerDependencies:
     max_nodes: int = MAX_NODES
     num_parameters: int = 0
     tables: Tables | None = None
-    memory: Recollection | CompiledRecollection | None = None
+    memory: Recollection | NativeRecollection | None = None
     corpus: Corpus | None = None
     shared_adjacency: Callable[[], AdjacencyMatrix] | None = None
     matcher: Matcher | None = None

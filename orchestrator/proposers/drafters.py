@@ -10,7 +10,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from orchestrator.core.context import Context
-from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer, Step
+from orchestrator.core.proposal import Budget, NativeDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.static_trees import MAX_DEPTH, MAX_WIDTH
 from orchestrator.core.tree import MAX_NODES, TokenTree
@@ -69,13 +69,13 @@ class DrafterProposer(Proposer):
         return sys.maxsize if self._client.has_given_up else 0
 
     @property
-    def compiled(self) -> CompiledDrafts | None:
+    def native_drafts(self) -> NativeDrafts | None:
         """What makes the next proposals in native code, if the drafter is native code in the engine's process."""
         use = self._use
         if not use:
             return None
         limits = use.request.max_nodes, use.request.max_depth
-        return CompiledDrafts(use, *limits, (self.name,), options=self.options)
+        return NativeDrafts(use, *limits, (self.name,), options=self.options)
 
     def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
         """Note that the drafter has not read the tokens of this step, since it did not run in native code."""
@@ -285,7 +285,7 @@ class HeadProposer(DrafterProposer):
             features, start = features[-1:], start + len(features) - 1
         self._features = replace(self._config.shape, features=features, features_start=start)
 
-    def observe_compiled(self, steps: Sequence[Step]) -> None:
+    def observe_native(self, steps: Sequence[Step]) -> None:
         """Note up to where the head has read the hidden states in native code."""
         assert self._use
         self._lacks_from = self._use.num_read - 1

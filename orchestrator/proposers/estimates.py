@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.native.drafts import compiled_estimates
+from orchestrator.native.drafts import native_estimates
 
 #: Factor by which each outcome discounts all earlier ones of its kind.
 DISCOUNT = 0.998
@@ -24,7 +24,7 @@ MAX_UNIONS, OTHER_UNIONS = 64, "other unions"
 class AcceptanceEstimates:
     """Discounted counts of tested and of accepted tokens for each kind of candidate; any thread may call.
 
-    compiled: the counts of the compiled growth, which are then used instead; None where that cannot be compiled.
+    native: the counts of the native growth, which are then used instead; None where that cannot be compiled.
     Source: the Beta–Bernoulli estimate with a geometric discount, as in discounted bandits (Garivier and Moulines 2011,
     arXiv:0805.3415, section 2).
     """
@@ -32,7 +32,7 @@ class AcceptanceEstimates:
     def __init__(self) -> None:
         self._counts: dict[Hashable, tuple[float, float]] = {}  # kind → accepted, tested
         self._unions: set[str] = set()
-        self.compiled = compiled_estimates()
+        self.native = native_estimates()
 
     def bounded(self, method: str) -> str:
         """Return the name under which a method's kinds are counted: its own, unless it is one of too many unions."""

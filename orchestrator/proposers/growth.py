@@ -161,8 +161,8 @@ class Growth:
             node = grown.children[node][token]
         self._grown = GrowingTree()
 
-    def compiled(self, limits: Budget, costs: CostModel) -> None:
-        """Return None: the reference is not compiled."""
+    def native_drafts(self, limits: Budget, costs: CostModel) -> None:
+        """Return None: the reference is not native code."""
 
     def note_read(self, num_tokens: int) -> None:
         """Do nothing: the reference reads the context itself, whatever native code has read."""

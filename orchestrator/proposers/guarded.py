@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from orchestrator.core.context import Context
-from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer, Step
+from orchestrator.core.proposal import Budget, NativeDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
@@ -46,9 +46,9 @@ class Guarded(Proposer):
         return sys.maxsize if self._has_failed else self._proposer.num_plain
 
     @property
-    def compiled(self) -> CompiledDrafts | None:
+    def native_drafts(self) -> NativeDrafts | None:
         """What makes the next proposals in native code; None under a grammar, or once the proposer has failed."""
-        return None if self._has_failed or self._matcher else self._proposer.compiled
+        return None if self._has_failed or self._matcher else self._proposer.native_drafts
 
     @property
     def options(self) -> StepOptions:
@@ -88,9 +88,9 @@ class Guarded(Proposer):
         """Let the proposer learn."""
         self._attempt("observe", partial(self._proposer.observe_plain, steps))
 
-    def observe_compiled(self, steps: Sequence[Step]) -> None:
+    def observe_native(self, steps: Sequence[Step]) -> None:
         """Let the proposer learn."""
-        self._attempt("observe", partial(self._proposer.observe_compiled, steps))
+        self._attempt("observe", partial(self._proposer.observe_native, steps))
 
     def close(self) -> None:
         """Free what the proposer holds; a failure here is logged and harms neither the request nor the target."""

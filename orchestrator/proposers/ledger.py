@@ -194,11 +194,11 @@ class Meter:
             self._note_rate(1, step_s)
         return len(acceptances) * step_s
 
-    def observe_compiled(self, steps: Sequence[Step]) -> list[float]:
+    def observe_native(self, steps: Sequence[Step]) -> list[float]:
         """Note the steps of a burst in which native code drafts; return the cost of each in seconds."""
         for proposal, acceptance, *_ in steps:
             sizes = proposal.tree.num_nodes + 1, acceptance.num_in_pass, acceptance.num_tokens
-            self._step_costs.observe_compiled(*sizes, pass_s(acceptance), acceptance.load)
+            self._step_costs.observe_native(*sizes, pass_s(acceptance), acceptance.load)
         costs = self._cost_model()
         seconds = [
             (float(costs.seconds[proposal.tree.num_nodes]) if costs else pass_s(acceptance)) + draft_s

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
-from orchestrator.native.response_memory import CompiledMemory, compiled_memory
+from orchestrator.native.response_memory import NativeMemory, native_memory
 from orchestrator.proposers.automaton import Automaton, Match
 
 MAX_DEPTH = 64
@@ -91,12 +91,12 @@ class Memory:
 
 
 #: The memory of a process: in native code, or the reference.
-ResponseMemory = Memory | CompiledMemory
+ResponseMemory = Memory | NativeMemory
 
 
 def new_memory(max_tokens: int) -> ResponseMemory:
     """Return a memory without responses, in native code if that can be compiled."""
-    return compiled_memory(max_tokens) or Memory(max_tokens)
+    return native_memory(max_tokens) or Memory(max_tokens)
 
 
 class Recollection(NamedTuple):

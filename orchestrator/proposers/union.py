@@ -10,7 +10,7 @@ from pydantic import Field
 
 from orchestrator.core.arrays import FloatArray
 from orchestrator.core.context import Context
-from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer, Step
+from orchestrator.core.proposal import Budget, NativeDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree, TreeBuilder
 from orchestrator.core.types import Acceptance, HiddenStates, StepOptions
@@ -39,16 +39,16 @@ class Union(Proposer):
         self._budget = Budget(0, 0)
 
     @property
-    def compiled(self) -> CompiledDrafts | None:
+    def native_drafts(self) -> NativeDrafts | None:
         """What makes the next trees in native code, if it can draft for every member, and at most one has a drafter."""
-        members, max_nodes = list[CompiledDrafts](), self._budget.max_nodes
+        members, max_nodes = list[NativeDrafts](), self._budget.max_nodes
         for member, cap in zip(self._members, self._caps, strict=True):
-            if (drafts := member.compiled) is None:
+            if (drafts := member.native_drafts) is None:
                 return None
             members.append(drafts._replace(max_nodes=min(max_nodes, cap)))
         if sum(not each.handle for each in members) > 1:
             return None
-        return CompiledDrafts(None, max_nodes, self._budget.max_depth, (), options=self.options, members=tuple(members))
+        return NativeDrafts(None, max_nodes, self._budget.max_depth, (), options=self.options, members=tuple(members))
 
     @property
     def options(self) -> StepOptions:
@@ -73,10 +73,10 @@ class Union(Proposer):
         for member in self._members:
             member.observe(tree, _with_states(acceptance, states, member.options.hidden_states))
 
-    def observe_compiled(self, steps: Sequence[Step]) -> None:
+    def observe_native(self, steps: Sequence[Step]) -> None:
         """Let each member note what native code has read for it."""
         for member in self._members:
-            member.observe_compiled(steps)
+            member.observe_native(steps)
 
     def close(self) -> None:
         """Free what the members hold."""

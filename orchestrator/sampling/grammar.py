@@ -40,7 +40,7 @@ LIMITS = LLParserLimits(
 )
 
 
-class Compiled(NamedTuple):
+class CompiledGrammar(NamedTuple):
     """A compiled grammar, which is not used itself but copied. lock: to be held while a copy is used (`Matcher`)."""
 
     library: LLMatcher
@@ -62,7 +62,7 @@ class Grammars:
         self._source, self._vocab_size, self._eos_ids = str(tokenizer), vocab_size, frozenset(eos_ids)
         self._lock = threading.Lock()
         self._tokenizer: GrammarTokenizer | None = None
-        self._compiled: OrderedDict[Grammar, Compiled] = OrderedDict()
+        self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
         self._compiling: WorkerPool[LLMatcher] = WorkerPool("grammar", NUM_COMPILING, NUM_LATE)
 
     def check(self, grammar: Grammar) -> None:
@@ -87,17 +87,17 @@ class Grammars:
             pristine.lock,
         )
 
-    def _cached(self, grammar: Grammar) -> Compiled | None:
+    def _cached(self, grammar: Grammar) -> CompiledGrammar | None:
         with self._lock:
             if grammar in self._compiled:
                 self._compiled.move_to_end(grammar)
             return self._compiled.get(grammar)
 
-    def _pristine(self, grammar: Grammar) -> Compiled:
+    def _pristine(self, grammar: Grammar) -> CompiledGrammar:
         # Not under the lock, since compiling may take long. At worst, two threads do the same work.
         return self._cached(grammar) or self._compile(grammar)
 
-    def _compile(self, grammar: Grammar) -> Compiled:
+    def _compile(self, grammar: Grammar) -> CompiledGrammar:
         """Compile the grammar, keep the result, and return it."""
         try:
             library = self._compiling.run(partial(_compile_matcher, self._read_tokenizer().library, grammar), LIMIT_S)
@@ -107,7 +107,7 @@ class Grammars:
             raise Unavailable(f"other guides take too long to compile; try again later ({GUIDE})") from None
         with self._lock:
             lock = self._compiled[grammar].lock if grammar in self._compiled else threading.Lock()
-            pristine = self._compiled[grammar] = Compiled(library, lock)
+            pristine = self._compiled[grammar] = CompiledGrammar(library, lock)
             self._compiled.move_to_end(grammar)
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)

@@ -42,8 +42,8 @@ def sample_draft(q: Distribution, position: int, sampling: Sampling, prefix_len:
     if len(q.ids) == 1:
         return int(q.ids[0])
     stream, epoch = (Stream.TARGET, 0) if sampling.rule is Rule.COUPLED else (Stream.DRAFT, prefix_len)
-    if (compiled := sampler()) is not None:
-        return compiled.draw(q, sampling.seed, position, stream, epoch)
+    if (native := sampler()) is not None:
+        return native.draw(q, sampling.seed, position, stream, epoch)
     noise = gumbel(sampling.seed, position, q.ids, stream, epoch)
     return int(q.ids[(log(q.probs) + noise).argmax()])
 
@@ -66,9 +66,9 @@ def sample_siblings(
 
 def truncated(q: Distribution, sampling: Sampling) -> Distribution:
     """Return q under a request's temperature and truncation."""
-    if (compiled := sampler()) is not None:
-        rows = Rows.of(compiled.log(q.probs))
-        return draft_distribution(q.ids, compiled.exp(compiled.log_p(rows, len(q.ids), [sampling])[0]))
+    if (native := sampler()) is not None:
+        rows = Rows.of(native.log(q.probs))
+        return draft_distribution(q.ids, native.exp(native.log_p(rows, len(q.ids), [sampling])[0]))
     return draft_distribution(q.ids, exp(log_p(log(q.probs)[None], sampling)[0]))
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from orchestrator.core.proposal import NAME_BITS, CompiledDrafts
+from orchestrator.core.proposal import NAME_BITS, NativeDrafts
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import HiddenStates
 from orchestrator.wire.drafter import DrafterUse
@@ -126,7 +126,7 @@ def _members(planned: Planned) -> dict[LocalDrafter, list[int]]:
     return members
 
 
-def _methods_of(call: StepCall) -> tuple[CompiledDrafts, ...]:
+def _methods_of(call: StepCall) -> tuple[NativeDrafts, ...]:
     """Return the methods that draft for a call in native code."""
     request = call.request
     drafts = request.continuation.drafts if isinstance(request, BurstRequest) else None

@@ -154,13 +154,13 @@ class Run:
             request = GuidedStep(**vars(request), legal=legal)
         elif start:
             request = self._with_burst(request, proposal.sources)
-        is_compiled = isinstance(request, BurstRequest) and request.continuation.drafts is not None
-        self._engine.submit(request, self.deadline_s, partial(self._answered, proposal, is_compiled))
+        is_native = isinstance(request, BurstRequest) and request.continuation.drafts is not None
+        self._engine.submit(request, self.deadline_s, partial(self._answered, proposal, is_native))
 
     def _with_burst(self, request: StepRequest, sources: tuple[str, ...]) -> StepRequest:
         """Return the request, allowing more steps after it without another proposal where that is possible."""
         proposer, context, run = self._drafting.proposer, self._drafting.context, self._options
-        drafts, max_steps = proposer.compiled, MAX_AHEAD - len(self._ready)
+        drafts, max_steps = proposer.native_drafts, MAX_AHEAD - len(self._ready)
         if drafts is None:
             max_steps = min(max_steps, proposer.num_plain)
         if not max_steps or request.options != (drafts.options if drafts else StepOptions()):
@@ -175,16 +175,16 @@ class Run:
             sources=sources,
         )
 
-    def _answered(self, proposal: Proposal, is_compiled: bool, answer: Acceptance | list[Step] | ServingError) -> None:
+    def _answered(self, proposal: Proposal, is_native: bool, answer: Acceptance | list[Step] | ServingError) -> None:
         """Note the answer to one or several steps, on the engine's thread; the next tree is proposed after the pass.
 
-        is_compiled: native code drafted for the steps, if there are several.
+        is_native: native code drafted for the steps, if there are several.
         """
         with self._lock:
             if isinstance(answer, ServingError):
                 self._error = answer
             elif isinstance(answer, list):
-                self._attempt(partial(self._note_several, answer, is_compiled))
+                self._attempt(partial(self._note_several, answer, is_native))
             else:
                 self._attempt(partial(self._note, proposal, answer))
         if self._is_closed or self._has_stopped:
@@ -229,11 +229,11 @@ class Run:
         self._ready.append(step)
         self._has_ended = self._ends_after(step.tokens)
 
-    def _note_several(self, steps: list[Step], is_compiled: bool) -> None:
+    def _note_several(self, steps: list[Step], is_native: bool) -> None:
         """Note the steps of a burst; only the last one can end the run."""
         call_s = (time.monotonic() - self._called_s - sum(step.draft_s + step.target_s for step in steps)) / len(steps)
         steps[0] = steps[0]._replace(draft_s=self._drafting.draft_s)
-        self._drafting.commit_several(steps, is_compiled)
+        self._drafting.commit_several(steps, is_native)
         self._ready += [step._replace(target_s=step.target_s + call_s) for step in steps]
         self._has_ended = self._ends_after(steps[-1].tokens)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from orchestrator.core.arrays import IdArray
-from orchestrator.core.proposal import CompiledDrafts
+from orchestrator.core.proposal import NativeDrafts
 from orchestrator.core.tree import TokenTree
 from orchestrator.native.drafts_library import CostFields
 from orchestrator.native.sampling import Requests
@@ -67,7 +67,7 @@ class Continuation(NamedTuple):
     max_tokens: int
     min_tokens: int = 0
     stop_ids: tuple[int, ...] = ()
-    drafts: CompiledDrafts | None = None
+    drafts: NativeDrafts | None = None
 
 
 class Decoding(NamedTuple):
@@ -177,7 +177,7 @@ class DecodingCall:
 
 
 class Draft(NamedTuple):
-    """The tree of a step. names: of each node, for `CompiledDrafts.source_of`; empty for a tree drafted by Python.
+    """The tree of a step. names: of each node, for `NativeDrafts.source_of`; empty for a tree drafted by Python.
 
     draft_s: the time that drafting took.
     """

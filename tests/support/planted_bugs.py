@@ -27,7 +27,7 @@ Patch = pytest.MonkeyPatch
 
 
 def only_torch(patch: Patch) -> None:
-    """Remove the compiled functions, so that torch's, which give the same bits, are used: the bug is planted there."""
+    """Remove the native functions, so that torch's, which give the same bits, are used: the bug is planted there."""
     patch.setattr(served, "sampler", lambda: None)
 
 

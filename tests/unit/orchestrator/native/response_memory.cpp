@@ -23,7 +23,7 @@ int main() {
     Growth growth(&estimates, nullptr, nullptr, &recollection, nullptr, 0, false);
     std::vector<double> seconds(129, 1.0), row_s(129, 0.0), probabilities(128);
     std::vector<int32_t> tokens(128), parents(128), names(128);
-    const Costs costs{seconds.data(), row_s.data(), 0.0, 0.1, 0.0};
+    const Costs costs{seconds.data(), row_s.data(), 0.0, 0.1};
     const Tree tree{tokens.data(), parents.data(), names.data(), probabilities.data()};
     for (int round = 0; round < 300; ++round) {
       std::vector<int32_t> response(random() % 90);

@@ -36,7 +36,7 @@ TRUNCATIONS = (
 
 
 @pytest.fixture(scope="module")
-def compiled() -> Sampler:
+def native() -> Sampler:
     if (found := sampler()) is None:
         pytest.skip("no C++ compiler")
     return found
@@ -70,13 +70,13 @@ def random_logits(rng: np.random.Generator, num_rows: int, vocab_size: int) -> F
 # log, exp
 
 
-def test_log_and_exp_have_the_reference_s_bits(compiled: Sampler) -> None:
+def test_log_and_exp_have_the_reference_s_bits(native: Sampler) -> None:
     rng = np.random.default_rng(1)
     edges = [0.0, -0.0, 5e-324, 2.0**-1022, 2.0**-53, 1.0, np.inf, np.nextafter(1.0, 0.0), np.sqrt(0.5), np.sqrt(2.0)]
     x = np.concatenate([edges, rng.random(200_000), np.exp(rng.normal(0.0, 100.0, 100_000))])
     for name, points in (("log", x), ("exp", np.concatenate([[-0.0, -np.inf, -708.0, -708.1], -x[x < 1000.0]]))):
         truth = bits(getattr(elementary, name)(points))
-        assert bits(getattr(compiled, name)(points)) == truth
+        assert bits(getattr(native, name)(points)) == truth
         assert bits(getattr(torch_elementary, name)(torch.from_numpy(points)).numpy()) == truth
 
 
@@ -141,26 +141,26 @@ def test_every_type_of_logits(implementation: str, dtype: torch.dtype) -> None:
     assert served.target_tokens(logits, [9] * 40, samplings) == truth
 
 
-def test_a_large_vocabulary_in_parts_and_on_threads(compiled: Sampler) -> None:
+def test_a_large_vocabulary_in_parts_and_on_threads(native: Sampler) -> None:
     """Peaked rows leave most parts out; flat ones none."""
     rng = np.random.default_rng(7)
     logits = rng.normal(0.0, 1.0, (24, 33_001)) * np.repeat([0.01, 1.0, 12.0], 8)[:, None]
     samplings = [Sampling(1.0, seed=int(seed)) for seed in rng.integers(2**62, size=24)]
     truth = [int(reference.sample(row[None], [4], each)[0]) for row, each in zip(logits, samplings, strict=True)]
     for num_threads in (1, 3):
-        assert compiled.target_tokens(Rows.of(logits), 33_001, [4] * 24, samplings, num_threads) == truth
+        assert native.target_tokens(Rows.of(logits), 33_001, [4] * 24, samplings, num_threads) == truth
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_non_finite_logits_give_a_token_of_the_vocabulary(compiled: Sampler, value: float) -> None:
+def test_non_finite_logits_give_a_token_of_the_vocabulary(native: Sampler, value: float) -> None:
     logits = np.zeros((2, 9))
     logits[:, 4] = value
     tree = TokenTree.chain([1])
     for rule in OUR_RULES:
         for each in (Sampling(0.0, rule=rule), Sampling(1.0, rule=rule), Sampling(1.0, top_p=0.5, rule=rule)):
-            found = compiled.verify([Step(Rows.of(logits), tree, (), 3, each, True)], 9)[0]
+            found = native.verify([Step(Rows.of(logits), tree, (), 3, each, True)], 9)[0]
             assert 0 <= found.next_token < 9
-    assert compiled.target_tokens(Rows.of(logits), 9, [3, 3], [Sampling()] * 2) == [4, 4]
+    assert native.target_tokens(Rows.of(logits), 9, [3, 3], [Sampling()] * 2) == [4, 4]
 
 
 # The rules
@@ -183,7 +183,7 @@ def test_every_rule_decides_as_the_reference_does(implementation: str, seed: int
             assert result.target_tokens == tokens.tolist()
 
 
-def test_unwanted_target_tokens_change_no_path(compiled: Sampler) -> None:
+def test_unwanted_target_tokens_change_no_path(native: Sampler) -> None:
     rng = np.random.default_rng(13)
     cases = [case_of(rng, 12, Rule.COUPLED, False) for _ in range(200)]
     inputs = [replace(case.ask, sampling=replace(case.ask.sampling, rule=Rule.COUPLED)) for case in cases]
@@ -203,7 +203,7 @@ def test_unwanted_target_tokens_change_no_path(compiled: Sampler) -> None:
         ({"q": 9}, "an id of q is outside the vocabulary"),
     ],
 )
-def test_indices_outside_are_refused(compiled: Sampler, change: dict[str, object], words: str) -> None:
+def test_indices_outside_are_refused(native: Sampler, change: dict[str, object], words: str) -> None:
     tree = TokenTree.chain([1])
     for name in ("tokens", "parents"):
         if name in change:
@@ -211,13 +211,13 @@ def test_indices_outside_are_refused(compiled: Sampler, change: dict[str, object
     q = Distribution(np.array([change.get("q", 1)], np.int32), np.ones(1, np.float32))
     step = Step(Rows.of(np.zeros((2, 9))), tree, (q,), 3, Sampling(1.0, rule=Rule.REJECTION), False)
     with pytest.raises(EngineError, match=words):
-        compiled.verify([step], 9)
+        native.verify([step], 9)
 
 
-def test_block_refuses_a_tree(compiled: Sampler) -> None:
+def test_block_refuses_a_tree(native: Sampler) -> None:
     tree = TokenTree.from_paths([[1], [2]])
     with pytest.raises(EngineError, match="no chain"):
-        compiled.verify([Step(Rows.of(np.zeros((3, 9))), tree, (), 3, Sampling(1.0, rule=Rule.BLOCK), False)], 9)
+        native.verify([Step(Rows.of(np.zeros((3, 9))), tree, (), 3, Sampling(1.0, rule=Rule.BLOCK), False)], 9)
 
 
 # Log-probabilities, drafts, noise
@@ -256,7 +256,7 @@ def test_top_ids_are_those_of_a_stable_sort(implementation: str, dtype: torch.dt
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 33, 64, 500])
-def test_drafts_are_the_reference_s(compiled: Sampler, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_drafts_are_the_reference_s(native: Sampler, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     rng = np.random.default_rng([19, size])
     asked = []
     for _ in range(200):

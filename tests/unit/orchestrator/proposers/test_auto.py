@@ -13,7 +13,7 @@ from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance
-from orchestrator.native.drafts import CompiledGrowth
+from orchestrator.native.drafts import GrowthBinding
 from orchestrator.proposers.candidates import Candidate
 from orchestrator.proposers.estimates import AcceptanceEstimates, RequestOdds, corrected, range_of
 from orchestrator.proposers.growth import MARGIN, Growth
@@ -200,7 +200,7 @@ def test_greedy_and_sampled_requests_teach_each_other_nothing() -> None:
 def test_the_prompt_is_read_before_the_first_step_though_no_cost_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Later proposals are made on the engine's thread, where a long prompt would use up the proposer's time limit."""
     read: list[list[int]] = []
-    monkeypatch.setattr(CompiledGrowth, "read_prompt", lambda _, tokens: read.append([*tokens]))
+    monkeypatch.setattr(GrowthBinding, "read_prompt", lambda _, tokens: read.append([*tokens]))
     given = replace(dependencies(), step_costs=StepCosts(Clock()), estimates=AcceptanceEstimates())
     proposer, context = select_method("auto", "", frozenset(), {}).proposer(given), Context([*range(50)])
     for _ in range(3):

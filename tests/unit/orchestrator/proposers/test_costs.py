@@ -172,10 +172,10 @@ def test_a_machine_that_becomes_slower_leaves_the_sizes_that_are_not_tried_their
     """Of 1, 6 and 16 rows the last is measured on the quick machine alone; it was taken to be cheap from then on."""
     for _ in range(100):
         for num_rows in (1, 6, 16):
-            costs.observe_compiled(num_rows, 1, 1, 0.8 + 0.2 * num_rows, None)
+            costs.observe_native(num_rows, 1, 1, 0.8 + 0.2 * num_rows, None)
     for _ in range(60):
         for num_rows in (1, 6):
-            costs.observe_compiled(num_rows, 1, 1, 2 * (0.8 + 0.2 * num_rows), None)
+            costs.observe_native(num_rows, 1, 1, 2 * (0.8 + 0.2 * num_rows), None)
     model = costs.cost_model()
     assert model
     assert model.seconds[15] / model.seconds[0] > 3.0  # 4 by now, and 2 by the times alone
@@ -185,8 +185,8 @@ def test_a_machine_that_becomes_slower_leaves_the_sizes_that_are_not_tried_their
 def test_what_steps_show_corrects_what_was_measured_at_load() -> None:
     costs = measured(0.2)
     for _ in range(400):
-        costs.observe_compiled(1, 1, 1, 1.0, None)
-        costs.observe_compiled(4, 1, 1, 3.0, None)
+        costs.observe_native(1, 1, 1, 1.0, None)
+        costs.observe_native(4, 1, 1, 3.0, None)
     model = costs.cost_model()
     assert model
     assert 1.9 < model.seconds[3] / model.seconds[0] < 3.0
@@ -219,7 +219,7 @@ def test_passes_behind_long_contexts_teach_nothing_of_the_rows() -> None:
     costs = with_contexts()
     for number in range(200):
         load, seconds = load_of([640], 1 + 3 * (number % 2))
-        costs.observe_compiled(load.num_rows, 1, 1, seconds, load)
+        costs.observe_native(load.num_rows, 1, 1, seconds, load)
     model = costs.cost_model()
     assert model
     assert model.seconds[[0, 3, 9]].tolist() == pytest.approx([1.1, 1.4, 2.0], rel=0.01)
@@ -229,7 +229,7 @@ def test_the_contexts_of_the_others_are_part_of_the_pass() -> None:
     costs = with_contexts()
     for _ in range(200):
         load, seconds = load_of([640] * 4, 1)
-        costs.observe_compiled(1, 4, 1, seconds, load)
+        costs.observe_native(1, 4, 1, seconds, load)
     model = costs.cost_model(640)
     assert model
     assert model.seconds[0] == pytest.approx(load_of([640] * 4, 1)[1], rel=0.01)
@@ -241,7 +241,7 @@ def test_requests_with_short_and_long_contexts_agree_on_what_their_pass_costs(nu
     costs, context_lens = with_contexts(), [1920, *[128] * num_short]
     for _ in range(200):
         load, seconds = load_of(context_lens, 1)
-        costs.observe_compiled(1, len(context_lens), 1, seconds, load)
+        costs.observe_native(1, len(context_lens), 1, seconds, load)
     models = costs.cost_model(1920), costs.cost_model(128)
     assert [model and float(model.seconds[0]) for model in models] == pytest.approx([seconds] * 2, rel=0.01)
 
@@ -250,16 +250,16 @@ def test_a_request_alone_does_not_pay_for_the_long_context_before_it() -> None:
     costs = with_contexts()
     for _ in range(50):
         load, seconds = load_of([1920], 1)
-        costs.observe_compiled(1, 1, 1, seconds, load)
+        costs.observe_native(1, 1, 1, seconds, load)
     model = costs.cost_model(128)
     assert model and model.seconds[0] == pytest.approx(load_of([128], 1)[1], rel=0.01)
 
 
 def test_passes_of_which_another_request_drafts_are_no_plain_ones() -> None:
     costs = StepCosts(Clock())
-    costs.observe_compiled(1, 2, 1, 1.0, PassLoad(num_rows=9, num_steps=2, mean_rows=4.5, mean_tokens=2.0))
+    costs.observe_native(1, 2, 1, 1.0, PassLoad(num_rows=9, num_steps=2, mean_rows=4.5, mean_tokens=2.0))
     assert costs.wants_plain
-    costs.observe_compiled(1, 2, 1, 1.0, PassLoad(num_rows=2, num_steps=2, mean_rows=1.0, mean_tokens=1.0))
+    costs.observe_native(1, 2, 1, 1.0, PassLoad(num_rows=2, num_steps=2, mean_rows=1.0, mean_tokens=1.0))
     assert not costs.wants_plain
 
 
@@ -356,7 +356,7 @@ def test_a_pass_of_native_code_is_entered_once_for_all_its_requests(num_steps: i
     for _ in range(100):
         steps = [*(native_step(16, 2_000_000) for _ in range(num_steps)), native_step(16, 4_000_000)]
         for _ in range(16):
-            Meter(costs).observe_compiled(steps)
+            Meter(costs).observe_native(steps)
     assert costs._num_passes == 100 * (num_steps + 1)
     model = costs.cost_model()
     assert model and model.seconds[0] == pytest.approx(2.0 + 2.0 / (num_steps + 1), rel=0.1)
@@ -366,7 +366,7 @@ def test_a_pass_of_native_code_is_entered_once_for_all_its_requests(num_steps: i
 def test_passes_are_remembered_while_requests_may_tell_of_them() -> None:
     costs = StepCosts(Clock())
     for _ in range(3):
-        Meter(costs).observe_compiled([native_step(2, 1_000_000) for _ in range(MAX_ENTERED)])
+        Meter(costs).observe_native([native_step(2, 1_000_000) for _ in range(MAX_ENTERED)])
     assert len(costs._entered) == MAX_ENTERED
 
 
@@ -375,7 +375,7 @@ def test_where_native_code_drafts_plain_steps_are_measured_by_their_passes_too()
     clock = Clock()
     costs = StepCosts(clock)
     for _ in range(40):
-        costs.observe_compiled(1, 1, 1, 1.0, None)
+        costs.observe_native(1, 1, 1, 1.0, None)
     meter = Meter(costs)
     meter.observe(TokenTree.bare(), Acceptance((), 1))
     for _ in range(40):

@@ -142,7 +142,7 @@ def test_what_needs_python_breaks_others_where_they_share_compiled_steps(
     costs = StepCosts()
     costs.observe(1, num_in_pass, 1, 1.0)
     if is_burst:
-        costs.observe_compiled(2, num_in_pass, 1, 1.0, None)
+        costs.observe_native(2, num_in_pass, 1, 1.0, None)
     assert costs.breaks_others is expected
 
 

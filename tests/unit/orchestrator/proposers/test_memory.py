@@ -13,11 +13,11 @@ import pytest
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposer
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.native.response_memory import CompiledMemory
+from orchestrator.native.response_memory import NativeMemory
 from orchestrator.proposers import memory as memory_module
 from orchestrator.proposers.automaton import Automaton, Match
-from orchestrator.proposers.compiled_methods import suffix
 from orchestrator.proposers.memory import MAX_DEPTH, NUM_SEGMENTS, PIECE_TOKENS, Memory, new_memory
+from orchestrator.proposers.native_methods import suffix
 from orchestrator.proposers.suffix import Suffix, SuffixConfig
 from tests.support.decode import dependencies
 
@@ -199,18 +199,18 @@ def test_memory_learn_and_propose_from_many_threads() -> None:
 
 
 def test_the_compiled_memory_holds_what_the_reference_holds() -> None:
-    rng, compiled, reference, num_followers = random.Random(5), new_memory(300), Memory(300), 0
-    assert isinstance(compiled, CompiledMemory)
+    rng, native, reference, num_followers = random.Random(5), new_memory(300), Memory(300), 0
+    assert isinstance(native, NativeMemory)
     for _ in range(400):
         salt, response = (
             rng.choice(["", "a", "a\x00", "\ud800"]),
             [rng.randrange(6) for _ in range(rng.choice([0, 5, 40, 310]))],
         )
-        for memory in (compiled, reference):
+        for memory in (native, reference):
             memory.learn(salt, response)
         context = [rng.randrange(6) for _ in range(rng.randint(1, 4))]
         expected = reference.of(salt).followers(context)
-        assert compiled.of(salt).followers(context) == expected
+        assert native.of(salt).followers(context) == expected
         num_followers += len(expected)
     assert num_followers > 100
 

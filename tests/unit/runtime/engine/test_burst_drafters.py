@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.core.context import Context
 from orchestrator.core.methods import METHODS as METHODS_BY_NAME
-from orchestrator.core.proposal import CompiledDrafts, Proposer, Step
+from orchestrator.core.proposal import NativeDrafts, Proposer, Step
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.types import HiddenStates, StepOptions
 from orchestrator.generation.text import FinishReason, StopRule
@@ -92,7 +92,7 @@ class Drafted(Served):
         self.sizes: set[int] = set()
         self.watch_bursts(self._note)
 
-    def _note(self, drafts: CompiledDrafts, steps: list[Step]) -> None:
+    def _note(self, drafts: NativeDrafts, steps: list[Step]) -> None:
         if any(isinstance(each.owner, DrafterUse) for each in drafts.members_or_self):
             self.burst_tokens += [step.acceptance.num_tokens for step in steps[1:]]
             self.sizes |= {step.proposal.tree.num_nodes for step in steps[1:]}

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from orchestrator.core.context import Context
-from orchestrator.core.proposal import CompiledDrafts, Step
+from orchestrator.core.proposal import NativeDrafts, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
-from orchestrator.native.drafts import compiled_suffix
+from orchestrator.native.drafts import native_suffix
 from orchestrator.native.drafts_library import SuffixOptions
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
@@ -71,7 +71,7 @@ class Sequence:
         self.context.commit([self.answers[0].next_token])
         return self.call(len(self.context) - 1)
 
-    def several(self, drafts: CompiledDrafts | None = None, limit_s: float = LIMIT_S, **end: Any) -> StepCall:
+    def several(self, drafts: NativeDrafts | None = None, limit_s: float = LIMIT_S, **end: Any) -> StepCall:
         """Return a call of up to MAX_STEPS steps behind the first token."""
         if not self.answers:
             self.engine.advance([self.begin()])
@@ -113,7 +113,7 @@ def engine(folder: Path) -> TargetEngine:
 def uninterrupted(folder: Path) -> Callable[..., Sequence]:
     """Return a function that runs the steps of a call in one go."""
 
-    def run(drafts: CompiledDrafts | None = None, **end: Any) -> Sequence:
+    def run(drafts: NativeDrafts | None = None, **end: Any) -> Sequence:
         sequence = Sequence(TargetEngine(make_paged(folder, "float32", kernels="native")), 1)
         call = sequence.several(drafts, **end)
         assert sequence.engine.advance([call]) == []
@@ -122,12 +122,12 @@ def uninterrupted(folder: Path) -> Callable[..., Sequence]:
     return run
 
 
-def suffix_drafts() -> CompiledDrafts:
+def suffix_drafts() -> NativeDrafts:
     """Return the drafts of `suffix` behind the prompt, which the engine must be told of the first token."""
-    proposer = compiled_suffix(SuffixOptions(8, 4, False, 4.0, 0.1))
+    proposer = native_suffix(SuffixOptions(8, 4, False, 4.0, 0.1))
     assert proposer
     proposer.next(PROMPT, 0, 0)
-    return CompiledDrafts(proposer, 4, 4, SOURCES, proposer.handle, proposer.next_address)
+    return NativeDrafts(proposer, 4, 4, SOURCES, proposer.handle, proposer.next_address)
 
 
 def advance_until_answered(engine: TargetEngine, call: StepCall, limit: int = 40) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from orchestrator.core.cost_model import CostModel
-from orchestrator.core.proposal import CompiledDrafts, Proposer, Step
+from orchestrator.core.proposal import NativeDrafts, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.tree import MAX_NODES
@@ -58,7 +58,7 @@ class Drafted(Served):
         self.burst_tokens: list[int] = []
         self.watch_bursts(self._note)
 
-    def _note(self, drafts: CompiledDrafts, steps: list[Step]) -> None:
+    def _note(self, drafts: NativeDrafts, steps: list[Step]) -> None:
         self.burst_tokens += [step.acceptance.num_tokens for step in steps[1:]]
 
     def proposer(self, method: str, config: str, prediction: tuple[int, ...]) -> Proposer:

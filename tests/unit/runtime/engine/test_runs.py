@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import EngineError, RequestError, ServingError, Unavailable, UnknownSequence
-from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer, Step
+from orchestrator.core.proposal import Budget, NativeDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.types import StepOptions
 from orchestrator.generation.loop import SequenceState, StepByStep, Steps, StepsOfRun, generate
@@ -107,7 +107,7 @@ class Served:
         delta = delta_of(context, 0, sequence_id, "")
         return self.call(pack_step(StepRequest(delta, support.TokenTree.bare(), sampling, options, 60_000, (), run)))
 
-    def watch_bursts(self, note: Callable[[CompiledDrafts, list[Step]], None]) -> None:
+    def watch_bursts(self, note: Callable[[NativeDrafts, list[Step]], None]) -> None:
         """Call `note` with the drafts and the steps of each answered burst whose drafts native code makes."""
         submit = self.engine.submit
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from orchestrator.core.errors import EngineError
-from orchestrator.core.proposal import CompiledDrafts
+from orchestrator.core.proposal import NativeDrafts
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.native import drafts_library, sampling
 from orchestrator.native.failures import made
@@ -38,28 +38,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_sampling_without_memory_is_an_error(num_threads: int) -> None:
-    compiled = sampling.sampler()
-    assert compiled
+    native = sampling.sampler()
+    assert native
     rows, samplings = Rows.of(np.zeros((4, 1))), [Sampling(1.0)] * 4
     with pytest.raises(EngineError, match="sampling failed in native code: a size is beyond all memory"):
-        compiled.target_tokens(Rows(rows.address, "float64", rows), HUGE, range(4), samplings, num_threads)
+        native.target_tokens(Rows(rows.address, "float64", rows), HUGE, range(4), samplings, num_threads)
     with pytest.raises(EngineError, match="beyond all memory"):
-        compiled.log_probs(Rows(rows.address, "float64", rows), HUGE, [0])
-    assert compiled.target_tokens(rows, 1, range(4), samplings, num_threads) == [0] * 4
+        native.log_probs(Rows(rows.address, "float64", rows), HUGE, [0])
+    assert native.target_tokens(rows, 1, range(4), samplings, num_threads) == [0] * 4
 
 
 def test_a_draw_without_memory_is_an_error() -> None:
-    compiled = sampling.sampler()
-    assert compiled and compiled._draw(None, None, HUGE, 0, 0, 0, 0) == HUGE
+    native = sampling.sampler()
+    assert native and native._draw(None, None, HUGE, 0, 0, 0, 0) == HUGE
 
 
 READS_UNTIL_MEMORY_ENDS = """
 import resource
 from orchestrator.core.errors import EngineError
-from orchestrator.native.drafts import compiled_suffix
+from orchestrator.native.drafts import native_suffix
 from orchestrator.native.drafts_library import SuffixOptions
 
-proposer = compiled_suffix(SuffixOptions(8, 4, False, 4.0, 0.1))
+proposer = native_suffix(SuffixOptions(8, 4, False, 4.0, 0.1))
 piece = list(range(2048))
 proposer.next(piece, 0, 0)
 pages = int(open("/proc/self/statm").read().split()[0])
@@ -97,7 +97,7 @@ def test_a_burst_whose_proposer_fails_is_an_error(folder: Path) -> None:
     engine = TargetEngine(make_paged(folder, "float32", kernels="native"))
     fails: Callable[..., int] = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: -1)
     address = ctypes.cast(fails, ctypes.c_void_p).value or 0
-    call = Sequence(engine, 1).several(CompiledDrafts(fails, 4, 4, ("text",), 1, address))
+    call = Sequence(engine, 1).several(NativeDrafts(fails, 4, 4, ("text",), 1, address))
     with pytest.raises(EngineError, match="the forward pass failed in native code: a proposer has failed"):
         engine.advance([call])
 

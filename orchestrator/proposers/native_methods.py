@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.core.context import Context
-from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal, Proposer, Step
+from orchestrator.core.proposal import Budget, NativeDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.native.drafts import CompiledProposer, compiled_prompt_lookup, compiled_suffix
+from orchestrator.native.drafts import NativeProposer, native_prompt_lookup, native_suffix
 from orchestrator.native.drafts_library import PromptLookupOptions, SuffixOptions
-from orchestrator.proposers.corpus import compiled_corpus
+from orchestrator.proposers.corpus import native_corpus
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.memory import Recollection
 from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig
@@ -20,32 +20,32 @@ MATCHES = ("recent", "frequent", "leftmost")
 CLIPS = (False, True, "skip")
 
 
-class CompiledMethod(Proposer):
+class NativeMethod(Proposer):
     """Drafts in native code, also in the bursts of an engine.
 
     sources: indexed by the numbers that native code gives to the sources of nodes. max_nodes: maximum nodes of a tree.
     Invariant: its proposals are those of the reference.
     """
 
-    def __init__(self, name: str, sources: tuple[str, ...], compiled: CompiledProposer, max_nodes: int) -> None:
+    def __init__(self, name: str, sources: tuple[str, ...], native: NativeProposer, max_nodes: int) -> None:
         self.name, self._sources = name, sources
-        self._compiled, self._max_nodes = compiled, max_nodes
+        self._native, self._max_nodes = native, max_nodes
         self._num_read, self._budget = 0, Budget(0, 0)
 
     @property
-    def compiled(self) -> CompiledDrafts | None:
+    def native_drafts(self) -> NativeDrafts | None:
         """What makes the next proposals."""
-        native, budget = self._compiled, self._budget
+        native, budget = self._native, self._budget
         max_nodes = min(budget.max_nodes, self._max_nodes)
-        return CompiledDrafts(native, max_nodes, budget.max_depth, self._sources, native.handle, native.next_address)
+        return NativeDrafts(native, max_nodes, budget.max_depth, self._sources, native.handle, native.next_address)
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the tree after the context."""
         unread, self._num_read, self._budget = context.ids[self._num_read :], len(context), budget
-        tree, numbers = self._compiled.next(unread, budget.max_nodes, budget.max_depth)
+        tree, numbers = self._native.next(unread, budget.max_nodes, budget.max_depth)
         return Proposal(tree, tuple(self._sources[number] for number in numbers))
 
-    def observe_compiled(self, steps: Sequence[Step]) -> None:
+    def observe_native(self, steps: Sequence[Step]) -> None:
         """Note that native code has read the steps' tokens."""
         self._num_read += sum(step.acceptance.num_tokens for step in steps)
 
@@ -54,9 +54,9 @@ def prompt_lookup(config: PromptLookupConfig, dependencies: ProposerDependencies
     """Return the proposer of prompt lookup."""
     is_grown, order, clip = config.length == "grown", MATCHES.index(config.match), CLIPS.index(config.clip)
     options = PromptLookupOptions(config.max_ngram, config.draft_len, config.branches, is_grown, order, clip)
-    if not (compiled := compiled_prompt_lookup(options)):
+    if not (native := native_prompt_lookup(options)):
         return PromptLookup(config, dependencies)
-    return CompiledMethod(PromptLookup.name, (PromptLookup.name,), compiled, config.branches * config.draft_len)
+    return NativeMethod(PromptLookup.name, (PromptLookup.name,), native, config.branches * config.draft_len)
 
 
 def suffix(config: SuffixConfig, dependencies: ProposerDependencies) -> Proposer:
@@ -65,6 +65,6 @@ def suffix(config: SuffixConfig, dependencies: ProposerDependencies) -> Proposer
     options = SuffixOptions(config.max_depth, config.draft_len, config.is_chain, config.factor, config.min_prob)
     if isinstance(memory, Recollection):  # the reference's memory, which native code cannot read
         return Suffix(config, dependencies)
-    if not (compiled := compiled_suffix(options, memory, compiled_corpus(corpus) if corpus else None)):
+    if not (native := native_suffix(options, memory, native_corpus(corpus) if corpus else None)):
         return Suffix(config, dependencies)
-    return CompiledMethod(Suffix.name, SOURCES, compiled, config.draft_len)
+    return NativeMethod(Suffix.name, SOURCES, native, config.draft_len)

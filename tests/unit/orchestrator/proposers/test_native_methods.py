@@ -10,12 +10,12 @@ import pytest
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposer
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.native.response_memory import CompiledMemory
-from orchestrator.proposers import compiled_methods
-from orchestrator.proposers.compiled_methods import CLIPS, MATCHES, CompiledMethod, prompt_lookup, suffix
+from orchestrator.native.response_memory import NativeMemory
+from orchestrator.proposers import native_methods
 from orchestrator.proposers.corpus import Corpus
 from orchestrator.proposers.guarded import Guarded
 from orchestrator.proposers.memory import Memory, new_memory
+from orchestrator.proposers.native_methods import CLIPS, MATCHES, NativeMethod, prompt_lookup, suffix
 from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig
 from orchestrator.proposers.suffix import CORPUS, MEMORY, TEXT, Suffix, SuffixConfig
 from tests.support.decode import dependencies
@@ -25,7 +25,7 @@ LENGTH = 200
 
 
 def pairs(rng: random.Random) -> Iterator[tuple[Proposer, Proposer]]:
-    """The compiled proposer and the reference, with parameters at random."""
+    """The native proposer and the reference, with parameters at random."""
     lookup = PromptLookupConfig(
         max_ngram=rng.randint(1, 8),
         draft_len=rng.randint(1, 20),
@@ -59,9 +59,9 @@ def text_of(rng: random.Random, vocab_size: int) -> list[int]:
     return text
 
 
-def assert_same(compiled: Proposer, reference: Proposer, context: Context, budget: Budget) -> int:
+def assert_same(native: Proposer, reference: Proposer, context: Context, budget: Budget) -> int:
     """Assert that both propose the same for the budget, cut as the registry has it; return the number of nodes."""
-    found, expected = (Guarded(each, 1000).propose(context, Sampling(), budget) for each in (compiled, reference))
+    found, expected = (Guarded(each, 1000).propose(context, Sampling(), budget) for each in (native, reference))
     assert found.tree.tokens.tolist() == expected.tree.tokens.tolist()
     assert found.tree.parents.tolist() == expected.tree.parents.tolist()
     assert found.sources == expected.sources
@@ -72,12 +72,12 @@ def assert_same(compiled: Proposer, reference: Proposer, context: Context, budge
 def test_compiled_proposals_are_those_of_the_reference(seed: int) -> None:
     rng, num_nodes = random.Random(seed), 0
     text = text_of(rng, rng.choice([3, 12, 700]))
-    for compiled, reference in pairs(rng):
-        assert isinstance(compiled, CompiledMethod)
+    for native, reference in pairs(rng):
+        assert isinstance(native, NativeMethod)
         context = Context(text[:3])
         while len(context) < LENGTH:
             budget = Budget(rng.randint(0, 30), rng.randint(0, 12))
-            num_nodes += assert_same(compiled, reference, context, budget)
+            num_nodes += assert_same(native, reference, context, budget)
             context.commit(text[len(context) : len(context) + rng.randint(1, 6)])
     assert num_nodes > 50
 
@@ -96,8 +96,8 @@ def test_of_many_tokens_and_places_the_same_ones_are_looked_at() -> None:
 def test_a_long_text_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     text = text_of(random.Random(1), 12)
     monkeypatch.setattr("orchestrator.native.drafts.PIECE", 7)
-    for compiled, reference in pairs(random.Random(1)):
-        assert assert_same(compiled, reference, Context(text), Budget(128, 128))
+    for native, reference in pairs(random.Random(1)):
+        assert assert_same(native, reference, Context(text), Budget(128, 128))
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -106,17 +106,17 @@ def test_compiled_suffix_drafts_from_memory_and_corpus_as_the_reference_does(see
     text, bound = text_of(rng, rng.choice([4, 12, 40])), rng.choice([30, 400, 5000])
     pieces = [text[start : start + rng.randint(1, 30)] for start in range(0, LENGTH, 9)]
     corpus: Corpus | None = corpus_of(rng.sample(pieces, 12) * rng.choice([1, 40])) if seed % 4 else None
-    compiled_memory, memory, trees = new_memory(bound), Memory(bound), suffix_config(rng)
-    assert isinstance(compiled_memory, CompiledMemory)
-    compiled = suffix(trees, dependencies(memory=compiled_memory.of("a"), corpus=corpus))
+    native_memory, memory, trees = new_memory(bound), Memory(bound), suffix_config(rng)
+    assert isinstance(native_memory, NativeMemory)
+    native = suffix(trees, dependencies(memory=native_memory.of("a"), corpus=corpus))
     reference = Suffix(trees, dependencies(memory=memory.of("a"), corpus=corpus))
-    assert isinstance(compiled, CompiledMethod)
+    assert isinstance(native, NativeMethod)
     context, num_nodes = Context(text[:3]), 0
     while len(context) < LENGTH:
         response, salt = text_of(rng, 12)[: rng.randint(0, 40)] if rng.random() < 0.5 else rng.choice(pieces), "aab"
-        for each, name in ((compiled_memory, salt[seed % 3]), (memory, salt[seed % 3])):
+        for each, name in ((native_memory, salt[seed % 3]), (memory, salt[seed % 3])):
             each.learn(name, response)
-        num_nodes += assert_same(compiled, reference, context, Budget(rng.randint(0, 30), rng.randint(0, 12)))
+        num_nodes += assert_same(native, reference, context, Budget(rng.randint(0, 30), rng.randint(0, 12)))
         context.commit(text[len(context) : len(context) + rng.randint(1, 6)])
     assert num_nodes > 20
 
@@ -129,11 +129,11 @@ def test_each_source_of_suffix_is_drafted_from_and_named() -> None:
     for context, source in (([0, 1, 2], MEMORY), ([30, 31, 32], CORPUS), ([*range(70, 75)] * 2, TEXT)):
         proposal = suffix(SuffixConfig(), given).propose(Context(context), Sampling(), Budget(9, 9))
         assert {*proposal.sources} == {source}
-    assert proposer.compiled and proposer.compiled.sources == (TEXT, MEMORY, CORPUS)
+    assert proposer.native_drafts and proposer.native_drafts.sources == (TEXT, MEMORY, CORPUS)
 
 
 def test_without_a_compiler_the_references_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("compiled_prompt_lookup", "compiled_suffix"):
-        monkeypatch.setattr(compiled_methods, name, lambda *_: None)
+    for name in ("native_prompt_lookup", "native_suffix"):
+        monkeypatch.setattr(native_methods, name, lambda *_: None)
     assert isinstance(prompt_lookup(PromptLookupConfig(), dependencies()), PromptLookup)
     assert isinstance(suffix(SuffixConfig(), dependencies()), Suffix)

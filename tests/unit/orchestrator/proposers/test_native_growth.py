@@ -1,4 +1,4 @@
-"""The compiled growth: the trees of the reference, bit for bit, over texts, statistics and predictions."""
+"""The native growth: the trees of the reference, bit for bit, over texts, statistics and predictions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from build.corpus_index import shards_of, sorted_ends
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget
 from orchestrator.proposers.candidates import likeliest_followers
-from orchestrator.proposers.compiled_growth import NativeGrowth, growth_of, sources_of
 from orchestrator.proposers.corpus import Corpus, Shard
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.growth import Growth
 from orchestrator.proposers.memory import Memory, new_memory
+from orchestrator.proposers.native_growth import NativeGrowth, growth_of, sources_of
 from orchestrator.proposers.tables import Level, Tables, VocabularyFingerprint, packed
 from tests.support.cost_models import cost_model_of
 from tests.support.decode import dependencies
@@ -74,8 +74,8 @@ def cases() -> Iterator[ProposerDependencies]:
 @pytest.mark.parametrize("number", range(NUM_CASES))
 def test_compiled_trees_are_those_of_the_reference(number: int, is_chain: bool) -> None:
     given = [*cases()][number]
-    assert given.estimates.compiled
-    compiled_memory, memory = new_memory(500), Memory(500)
+    assert given.estimates.native
+    native_memory, memory = new_memory(500), Memory(500)
     remembers = number % 5 > 1
     rng = np.random.default_rng(100 + number)
     costs = cost_model_of(1.0 + np.cumsum(rng.random(129)) * 0.05, others_tokens=float(number % 3))
@@ -83,29 +83,29 @@ def test_compiled_trees_are_those_of_the_reference(number: int, is_chain: bool) 
     for temperature_range in (0, 3, 0):  # requests of one deployment
         ids = [*given.prediction[:30], *text_of(rng, 200)]
         if remembers:
-            given = replace(given, memory=compiled_memory.of("a"))
-        compiled = NativeGrowth(given.estimates.compiled, given, is_chain)
+            given = replace(given, memory=native_memory.of("a"))
+        native = NativeGrowth(given.estimates.native, given, is_chain)
         if remembers:
             given = replace(given, memory=memory.of("a"))
         reference = Growth([*sources_of(given)], given.estimates, is_chain)
         context = Context(ids[:10])
         context.commit(ids[10 : 10 + int(rng.integers(0, 30))])  # output that another replica generated
         if rng.random() < 0.5:
-            compiled.begin(context)
+            native.begin(context)
         while len(context) < len(ids):
             budget = Budget(int(rng.integers(0, 40)), int(rng.integers(0, 12)))
-            found, expected = (each.grow(context, budget, costs, temperature_range) for each in (compiled, reference))
+            found, expected = (each.grow(context, budget, costs, temperature_range) for each in (native, reference))
             assert found.tree.tokens.tolist() == expected.tree.tokens.tolist()
             assert found.tree.parents.tolist() == expected.tree.parents.tolist()
             assert found.sources == expected.sources
-            assert compiled.probabilities.tolist() == pytest.approx(reference.probabilities.tolist())
+            assert native.probabilities.tolist() == pytest.approx(reference.probabilities.tolist())
             num_nodes += found.tree.num_nodes
             sources.update(*(names.split("+") for names in found.sources))
             response = [*context.ids[-20:], *text_of(rng, 25)] if rng.random() < 0.2 else []
-            for each_memory in (compiled_memory, memory):
+            for each_memory in (native_memory, memory):
                 each_memory.learn("a", response)
             came = ids[len(context) : len(context) + int(rng.integers(1, 6))]
-            for each in (compiled, reference):
+            for each in (native, reference):
                 each.learn(came)
             context.commit(came)
             context.commit(ids[len(context) : len(context) + int(rng.integers(0, 4))])  # plain steps
@@ -120,17 +120,17 @@ def test_a_long_prompt_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("orchestrator.native.drafts.PIECE", most)
     given, rng = [*cases()][3], np.random.default_rng(7)
     given = replace(given, prediction=())
-    assert given.estimates.compiled
+    assert given.estimates.native
     costs, ids, num_nodes = cost_model_of(1.0 + np.arange(129) * 0.01), text_of(rng, 200), 0
-    compiled = NativeGrowth(given.estimates.compiled, given, is_chain=False)
+    native = NativeGrowth(given.estimates.native, given, is_chain=False)
     reference = Growth([*sources_of(given)], given.estimates)
-    lengths = spied(monkeypatch, compiled)
-    compiled.begin(Context(ids[:100]))
+    lengths = spied(monkeypatch, native)
+    native.begin(Context(ids[:100]))
     for length in (100, 103, 104, 109):
         context = Context(ids[:length])
-        found, expected = (each.grow(context, Budget(40, 12), costs) for each in (compiled, reference))
+        found, expected = (each.grow(context, Budget(40, 12), costs) for each in (native, reference))
         assert found.tree.tokens.tolist() == expected.tree.tokens.tolist()
-        assert compiled.probabilities.tolist() == pytest.approx(reference.probabilities.tolist())
+        assert native.probabilities.tolist() == pytest.approx(reference.probabilities.tolist())
         num_nodes += found.tree.num_nodes
     assert num_nodes > 10 and max(lengths) == most and sum(lengths) == 109
 
@@ -165,5 +165,5 @@ def test_likeliest_followers_are_the_first_of_the_most_frequent() -> None:
 
 def test_without_a_compiler_the_reference_serves() -> None:
     given = replace(dependencies(), estimates=AcceptanceEstimates())
-    given.estimates.compiled = None
+    given.estimates.native = None
     assert isinstance(growth_of(given, is_chain=False), Growth)

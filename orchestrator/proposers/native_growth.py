@@ -9,9 +9,9 @@ import numpy as np
 
 from orchestrator.core.context import Context
 from orchestrator.core.cost_model import CostModel
-from orchestrator.core.proposal import Budget, CompiledDrafts, Proposal
-from orchestrator.native.drafts import CompiledEstimates, CompiledGrowth, CompiledTables
-from orchestrator.native.response_memory import CompiledRecollection
+from orchestrator.core.proposal import Budget, NativeDrafts, Proposal
+from orchestrator.native.drafts import GrowthBinding, NativeEstimates, NativeTables
+from orchestrator.native.response_memory import NativeRecollection
 from orchestrator.proposers.candidates import (
     CandidateSource,
     CorpusCandidates,
@@ -21,7 +21,7 @@ from orchestrator.proposers.candidates import (
     TextCandidates,
     likeliest_followers,
 )
-from orchestrator.proposers.corpus import compiled_corpus
+from orchestrator.proposers.corpus import native_corpus
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.growth import Growth
 from orchestrator.proposers.memory import Recollection
@@ -43,11 +43,11 @@ class NativeGrowth:
     probabilities: (m,) float64, for each node of the last tree the probability that its whole path is accepted.
     """
 
-    def __init__(self, compiled: CompiledEstimates, dependencies: ProposerDependencies, is_chain: bool) -> None:
-        tables = _compiled(dependencies.tables) if dependencies.tables else None
-        corpus = compiled_corpus(dependencies.corpus) if dependencies.corpus else None
-        memory = dependencies.memory if isinstance(dependencies.memory, CompiledRecollection) else None
-        self._growth = CompiledGrowth(compiled, tables, corpus, memory, dependencies.prediction, is_chain)
+    def __init__(self, estimates: NativeEstimates, dependencies: ProposerDependencies, is_chain: bool) -> None:
+        tables = _native(dependencies.tables) if dependencies.tables else None
+        corpus = native_corpus(dependencies.corpus) if dependencies.corpus else None
+        memory = dependencies.memory if isinstance(dependencies.memory, NativeRecollection) else None
+        self._growth = GrowthBinding(estimates, tables, corpus, memory, dependencies.prediction, is_chain)
         self._num_read = 0
         self.probabilities = np.empty(0)
 
@@ -70,10 +70,10 @@ class NativeGrowth:
         """Compare the candidates of the last tree with the text that followed."""
         self._growth.learn(tokens)
 
-    def compiled(self, limits: Budget, costs: CostModel) -> CompiledDrafts:
+    def native_drafts(self, limits: Budget, costs: CostModel) -> NativeDrafts:
         """Return what native code needs to grow the next trees by itself."""
         growth = self._growth
-        return CompiledDrafts(
+        return NativeDrafts(
             growth, limits.max_nodes, limits.max_depth, SOURCES, growth.handle, growth.next_address, costs
         )
 
@@ -84,9 +84,9 @@ class NativeGrowth:
 
 def growth_of(dependencies: ProposerDependencies, is_chain: bool) -> Growth | NativeGrowth:
     """Return what grows a request's trees: native code, or the reference."""
-    compiled = dependencies.estimates.compiled
-    if compiled and not isinstance(dependencies.memory, Recollection):
-        return NativeGrowth(compiled, dependencies, is_chain)
+    estimates = dependencies.estimates.native
+    if estimates and not isinstance(dependencies.memory, Recollection):
+        return NativeGrowth(estimates, dependencies, is_chain)
     return Growth([*sources_of(dependencies)], dependencies.estimates, is_chain)
 
 
@@ -104,5 +104,5 @@ def sources_of(dependencies: ProposerDependencies) -> Iterator[CandidateSource]:
 
 
 @lru_cache(maxsize=4)
-def _compiled(tables: Tables) -> CompiledTables:
-    return CompiledTables(likeliest_followers(tables), tables.vocabulary.size)
+def _native(tables: Tables) -> NativeTables:
+    return NativeTables(likeliest_followers(tables), tables.vocabulary.size)
