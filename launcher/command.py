@@ -10,7 +10,7 @@ from pathlib import Path
 from launcher.settings import Ports
 from launcher.triton import Triton
 from orchestrator.core.errors import ConfigError, unknown_name
-from orchestrator.deployment.config import CALL_THREADS, ENGINE_KEY, LOG_LEVEL, PLACES_FOLDER
+from orchestrator.deployment.config import CALL_THREADS, ENGINE_KEY, LOG_LEVEL, STATE_FOLDER
 
 #: Variables that the stubs get unless the user's environment sets them.
 STUB_ENVIRONMENT = {
@@ -113,11 +113,11 @@ def call_threads(environ: Mapping[str, str], max_running: int) -> int:
     return int(text) if text else max(32 + 2 * max_running, min(32 + 3 * max_running, 512))
 
 
-def stub_environment(environ: Mapping[str, str], config_path: Path, places: Path, launch: Launch) -> dict[str, str]:
-    """Return the environment of the server and its stubs; places: the folder that they share."""
+def stub_environment(environ: Mapping[str, str], config_path: Path, state: Path, launch: Launch) -> dict[str, str]:
+    """Return the environment of the server and its stubs; state: the folder that they share."""
     own = {
         "SERVING_CONFIG": str(config_path),
-        PLACES_FOLDER: str(places),
+        STATE_FOLDER: str(state),
         ENGINE_KEY: secrets.token_hex(16),
         CALL_THREADS: str(launch.call_threads),
         LOG_LEVEL: launch.log_level,

@@ -111,7 +111,7 @@ class Server:
         self.models += (aliases := names_of(config.aliases, self.models))
         self.ports.check_free(self.host)
         self._work = WorkFolder()
-        reloader = Reloader(config, lambda: load()[0], self._work.places, self._ready_limit_s)
+        reloader = Reloader(config, lambda: load()[0], self._work.state, self._ready_limit_s)
         try:
             write_repository(self._work.aliases, self.repository, aliases)
             probe = Probe(self.http_url, self.metrics_url)
@@ -128,9 +128,9 @@ class Server:
             self._admin,
             say=self._say,
             load_limit_s=reload_limit_s(self.started_in_s, self._ready_limit_s),
-            heartbeats=self._work.places,
+            heartbeats=self._work.state,
             hang_limit_s=self._hang_limit_s,
-            wear=Wear(self._work.places, self._stop_limit_s, lambda: self.stop_requested, self._say),
+            wear=Wear(self._work.state, self._stop_limit_s, lambda: self.stop_requested, self._say),
         )
         self._watch.start()
         frontend = GrpcFrontend(reachable(self.host), self.ports.grpc)
@@ -175,7 +175,7 @@ class Server:
     @property
     def drain(self) -> Drain:
         """The drain of the running server; it ends when the server is stopped."""
-        return Drain(self._started.places)
+        return Drain(self._started.state)
 
     def finish_requests(self) -> bool:
         """Refuse new requests and wait for the running ones; return False if some still run at the limit.
@@ -281,7 +281,7 @@ class Server:
         )
         return TritonProcess(
             launch,
-            stub_environment(self._environ, self.config_path, work.places, launch),
+            stub_environment(self._environ, self.config_path, work.state, launch),
             work,
             self._admin,
             ready_limit_s=self._ready_limit_s,

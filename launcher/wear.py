@@ -22,15 +22,13 @@ _LAST_POLL_S = 1.0
 class Wear:
     """Counts the deaths of models' processes in one tritonserver, and says when it has to be replaced.
 
-    places: the folder that shows which requests run, and in which the public models are told to refuse others.
+    state: the folder that shows which requests run, and in which the public models are told to refuse others.
     limit_s: how long running requests get to finish. is_stopped: returns whether the server is being stopped.
     say: called with each line for the log.
     """
 
-    def __init__(
-        self, places: Path, limit_s: float, is_stopped: Callable[[], bool], say: Callable[[str], None]
-    ) -> None:
-        self._drain = Drain(places, Request.REPLACEMENT)
+    def __init__(self, state: Path, limit_s: float, is_stopped: Callable[[], bool], say: Callable[[str], None]) -> None:
+        self._drain = Drain(state, Request.REPLACEMENT)
         self._limit_s, self._is_stopped, self._say = limit_s, is_stopped, say
         self._num_deaths = self._num_idle = 0
 

@@ -40,9 +40,9 @@ class WorkFolder:
         return self.path / "server.log"
 
     @property
-    def places(self) -> Path:
-        """The folder that the server's processes share, for places, heartbeats and the drain; it need not exist yet."""
-        return self.path / "places"
+    def state(self) -> Path:
+        """The folder with running slots, heartbeats and the drain, which the processes share; it need not exist yet."""
+        return self.path / "state"
 
     @property
     def aliases(self) -> Path:

@@ -20,7 +20,7 @@ from orchestrator.core.tree import MAX_NODES
 
 PREFIX = "SERVING_"
 #: The environment variable with the folder in which the public models share `max_running` (docs/operations.md).
-PLACES_FOLDER = "SPECSERVE_PLACES"
+STATE_FOLDER = "SPECSERVE_STATE"
 #: The environment variable with the secret that calls of the engine models must carry; if it is unset, anyone may call.
 ENGINE_KEY = "SPECSERVE_ENGINE_KEY"
 #: The environment variable with the number of threads on which Triton makes the nested calls of each of its models.

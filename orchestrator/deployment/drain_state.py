@@ -1,7 +1,7 @@
 """The drain of a deployment: running requests end, new ones are refused; the launcher decides, the models obey.
 
-It uses the folder of the places (`orchestrator/triton/places.py`), which all processes of a deployment share: one file
-there asks for the drain, and the locked files of places show how many sequences still run.
+It uses the state folder (`orchestrator/triton/running_slots.py`), which all processes of a deployment share: one file
+there asks for the drain, and the locked files of slots show how many sequences still run.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from enum import StrEnum
 from pathlib import Path
 
 #: A running sequence holds an exclusive lock on one of these files.
-PLACE_PREFIX = "place-"
-#: Locked while places are being taken or counted.
+SLOT_PREFIX = "slot-"
+#: Locked while slots are being taken or counted.
 MUTEX = "mutex"
 _POLL_S = 0.1
-# A place may be empty for a moment: between two requests of one process, and for up to 50 ms between two processes.
+# A slot may be empty for a moment: between two requests of one process, and for up to 50 ms between two processes.
 _NUM_IDLE_POLLS = 3
 
 
@@ -31,7 +31,7 @@ class Request(StrEnum):
 
 
 class Drain:
-    """The drain of the deployment whose places are in `folder`. request: who asks for it, or ends it, here."""
+    """The drain of the deployment whose slots are in `folder`. request: who asks for it, or ends it, here."""
 
     def __init__(self, folder: Path, request: Request = Request.OPERATOR) -> None:
         self._folder, self._file = folder, folder / request
@@ -51,12 +51,12 @@ class Drain:
         self._file.unlink(missing_ok=True)
 
     def num_running(self) -> int:
-        """Return how many sequences have a place now."""
+        """Return how many sequences have a slot now."""
         if not (self._folder / MUTEX).exists():  # no public model has been loaded
             return 0
         with _opened(self._folder / MUTEX) as mutex:
             fcntl.flock(mutex, fcntl.LOCK_EX)
-            return sum(_is_locked(place) for place in self._folder.glob(f"{PLACE_PREFIX}*"))
+            return sum(_is_locked(slot) for slot in self._folder.glob(f"{SLOT_PREFIX}*"))
 
 
 def finish_requests(drain: Drain, limit_s: float, is_cut_short: Callable[[], bool], say: Callable[[str], None]) -> bool:

@@ -1,7 +1,7 @@
 """The heartbeat of a model's process: a number in a file that changes as long as the process works.
 
 An engine beats on the thread that runs its passes, so that a pass that never ends is silence, too; a public model
-beats on a thread of its own. The launcher reads the files, which are in the folder of the places (`launcher/watch.py`).
+beats on a thread of its own. The launcher reads the files, which are in the state folder (`launcher/watch.py`).
 A process that can no longer work well asks in the same way to be replaced.
 """
 
@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from orchestrator.deployment.config import PLACES_FOLDER
+from orchestrator.deployment.config import STATE_FOLDER
 
 _PREFIX, _REPLACEMENT_PREFIX = "heartbeat-", "replacement-"
 #: Seconds between two beats of a thread that has nothing else to do.
@@ -33,7 +33,7 @@ class Heartbeat:
     @classmethod
     def from_environment(cls) -> Heartbeat | None:
         """Return the heartbeat of a process that a launcher watches, None for any other."""
-        folder = os.environ.get(PLACES_FOLDER)
+        folder = os.environ.get(STATE_FOLDER)
         return cls(Path(folder)) if folder else None
 
     def beat(self) -> None:

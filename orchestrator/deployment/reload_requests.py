@@ -2,7 +2,7 @@
 
 It has two phases, so that either all processes get the new settings or none does: each prepares them (reads tables,
 loads drafters) and reports whether that worked, and then each applies them; the launcher restarts a process that does
-not. Requests and answers are files in the folder of the places, which is the launcher's own
+not. Requests and answers are files in the state folder, which is the launcher's own
 (`orchestrator/deployment/drain_state.py`): nothing outside the machine can write there.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 
 from orchestrator.core.errors import ServingError
 from orchestrator.core.methods import DRAFTERS
-from orchestrator.deployment.config import PLACES_FOLDER, ServingConfig
+from orchestrator.deployment.config import STATE_FOLDER, ServingConfig
 
 POLL_S = 0.1
 #: Pause after a request that could not be read or answered.
@@ -75,7 +75,7 @@ class ReloadListener:
     @classmethod
     def start(cls, prepare: Prepare, phase: Phase = Phase.COMMIT) -> None:
         """Listen forever in a process that a launcher has started; do nothing in any other."""
-        if folder := os.environ.get(PLACES_FOLDER):
+        if folder := os.environ.get(STATE_FOLDER):
             Path(folder).mkdir(parents=True, exist_ok=True)
             listener = cls(Path(folder), prepare, phase)
             threading.Thread(target=listener.run, name="reload", daemon=True).start()

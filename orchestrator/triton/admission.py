@@ -17,7 +17,7 @@ from typing import Protocol
 from orchestrator.core.errors import QueueFull, SaltQueueFull
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.triton.logs import request_name
-from orchestrator.triton.places import POLL_S, Places, SharedPlaces, Taking
+from orchestrator.triton.running_slots import POLL_S, RunningSlots, SharedRunningSlots, Taking
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +45,12 @@ def queue_full(config: ServingConfig, retry_after_s: int) -> QueueFull:
 class RequestHandler(Protocol):
     """A request that waits or runs.
 
-    deadline_s: when it is due, by time.monotonic(). num_places: how many of the `max_running` places it takes.
+    deadline_s: when it is due, by time.monotonic(). num_slots: how many of the `max_running` slots it takes.
     priority: its level; the lowest runs first. tenant: whose request it is. request_id: the client's name for it.
     """
 
     deadline_s: float
-    num_places: int
+    num_slots: int
     priority: int
     tenant: str
     request_id: str
@@ -74,7 +74,7 @@ class Waiting:
 
 
 class ServiceRate:
-    """How fast places become free while requests wait for them."""
+    """How fast slots become free while requests wait for them."""
 
     def __init__(self) -> None:
         self._ends: deque[tuple[float, int]] = deque(maxlen=NUM_ENDS)
@@ -85,28 +85,28 @@ class ServiceRate:
         self._ends.clear()
         self._since_s = time.monotonic()
 
-    def note(self, num_places: int) -> None:
-        """Note that `num_places` places became free."""
+    def note(self, num_slots: int) -> None:
+        """Note that `num_slots` slots became free."""
         if len(self._ends) == NUM_ENDS:
             self._since_s = self._ends[0][0]
-        self._ends.append((time.monotonic(), num_places))
+        self._ends.append((time.monotonic(), num_slots))
 
-    def seconds_for(self, num_places: int) -> int:
-        """Return how many whole seconds `num_places` places will take to become free, 1..LONGEST_HINT_S."""
+    def seconds_for(self, num_slots: int) -> int:
+        """Return how many whole seconds `num_slots` slots will take to become free, 1..LONGEST_HINT_S."""
         freed = sum(number for _, number in self._ends)
         if not freed:
             return 1
-        return min(max(math.ceil(num_places * (time.monotonic() - self._since_s) / freed), 1), LONGEST_HINT_S)
+        return min(max(math.ceil(num_slots * (time.monotonic() - self._since_s) / freed), 1), LONGEST_HINT_S)
 
 
 class Admission:
     """Starts requests in the order of their turns: by arrival within a priority, across priorities with aging.
 
-    folder: the processes of a deployment that are given the same folder share their places. tenant_limit: maximum
-    places of one tenant, None = all. A tenant at its limit is passed over; when the queue is full, the tenant with the
+    folder: the processes of a deployment that are given the same folder share their slots. tenant_limit: maximum
+    slots of one tenant, None = all. A tenant at its limit is passed over; when the queue is full, the tenant with the
     most waiting requests loses its last one.
-    Invariant: places taken ≤ max_running and waiting ≤ max_waiting; every request is run or given up exactly once, by
-    its deadline (plus the poll) if it only ever waits. A request that needs more places than there are is refused.
+    Invariant: slots taken ≤ max_running and waiting ≤ max_waiting; every request is run or given up exactly once, by
+    its deadline (plus the poll) if it only ever waits. A request that needs more slots than there are is refused.
     A poll takes no longer with more requests in the queue than with NUM_ASKED: it asks that many of them, in turn.
     """
 
@@ -115,7 +115,9 @@ class Admission:
     ) -> None:
         self.max_running, self.num_running = max_running, 0
         self._max_waiting, self._tenant_limit = max_waiting, tenant_limit
-        self._places = SharedPlaces(folder, max_running, tenant_limit) if folder else Places(max_running, tenant_limit)
+        self._slots = (
+            SharedRunningSlots(folder, max_running, tenant_limit) if folder else RunningSlots(max_running, tenant_limit)
+        )
         self._waiting: list[Waiting] = []
         self._asked_until_s = -math.inf
         self._rate = ServiceRate()
@@ -142,7 +144,7 @@ class Admission:
     def retry_after_s(self) -> int:
         """Return how many seconds all requests that wait now will take to begin, by the measured service rate."""
         with self._lock:
-            return self._rate.seconds_for(sum(waiting.request.num_places for waiting in self._waiting) or 1)
+            return self._rate.seconds_for(sum(waiting.request.num_slots for waiting in self._waiting) or 1)
 
     def admit(self, request: RequestHandler) -> bool:
         """Run the request now or later; return False when it is refused because the queue is full.
@@ -151,7 +153,7 @@ class Admission:
         """
         with self._lock:
             # A reload may have lowered the limits since the request was checked.
-            if self._closed.is_set() or request.num_places > self._largest:
+            if self._closed.is_set() or request.num_slots > self._largest:
                 return False
             if not self._waiting:
                 self._rate.restart()
@@ -169,8 +171,8 @@ class Admission:
         with self._lock:
             self.max_running, self._max_waiting = max_running, max_waiting
             self._tenant_limit = tenant_limit
-            self._places.resize(max_running, tenant_limit)
-        too_large = [waiting for waiting in list(self._waiting) if waiting.request.num_places > self._largest]
+            self._slots.resize(max_running, tenant_limit)
+        too_large = [waiting for waiting in list(self._waiting) if waiting.request.num_slots > self._largest]
         self._give_up(dict.fromkeys(too_large, "full"))
 
     def close(self, timeout_s: float) -> bool:
@@ -189,27 +191,27 @@ class Admission:
         refused = max(self._waiting, key=lambda waiting: (counts[waiting.request.tenant], waiting.turn_s))
         self._waiting.remove(refused)
         if not self._waiting:
-            self._places.stop_waiting()
+            self._slots.stop_waiting()
         return refused
 
     def _start(self) -> list[RequestHandler]:
-        """Remove from the queue, in order, the requests for which there are places. Caller holds the lock."""
+        """Remove from the queue, in order, the requests for which there are slots. Caller holds the lock."""
         started, passed_over = [], set()
         for waiting in list(self._waiting):
             request = waiting.request
             if request.tenant in passed_over:
                 continue
-            taking = self._places.take(request.num_places, request.tenant)
+            taking = self._slots.take(request.num_slots, request.tenant)
             if taking is Taking.TOO_FEW:
                 break
             if taking is Taking.TENANT_AT_LIMIT:
                 passed_over.add(request.tenant)
                 continue
             self._waiting.remove(waiting)
-            self.num_running += request.num_places
+            self.num_running += request.num_slots
             started.append(request)
         else:
-            self._places.stop_waiting()  # nobody here waits for a place that another process may free
+            self._slots.stop_waiting()  # nobody here waits for a slot that another process may free
         return started
 
     def _run(self, requests: list[RequestHandler]) -> None:
@@ -229,15 +231,15 @@ class Admission:
             _guarded(following, "run", following.run)
             with self._lock:
                 self._give_back(following)
-                self._rate.note(following.num_places)
+                self._rate.note(following.num_slots)
                 started = self._start()
             following = started[0] if started else None
             self._run(started[1:])
 
     def _give_back(self, request: RequestHandler) -> None:
-        """Give a request's places back. Caller holds the lock."""
-        self.num_running -= request.num_places
-        self._places.give_back(request.num_places, request.tenant)
+        """Give a request's slots back. Caller holds the lock."""
+        self.num_running -= request.num_slots
+        self._slots.give_back(request.num_slots, request.tenant)
 
     def _poll(self) -> None:
         """Give up requests that need not wait any longer, and start those for which others have made room."""
@@ -268,14 +270,14 @@ class Admission:
         with self._lock:
             if given_up := [waiting for waiting in self._waiting if waiting in reasons]:
                 self._waiting = [waiting for waiting in self._waiting if waiting not in reasons]
-            started = self._start()  # requests that were behind one that needed more places
+            started = self._start()  # requests that were behind one that needed more slots
         self._run(started)
         for waiting in given_up:
             _guarded(waiting.request, "give_up", partial(waiting.request.give_up, reasons[waiting]))
 
 
 def _guarded(request: RequestHandler, method: str, call: Callable[[], bool | None]) -> bool:
-    """Call a method of a request; return its answer, or False if it raises: it must still free its places."""
+    """Call a method of a request; return its answer, or False if it raises: it must still free its slots."""
     try:
         return bool(call())
     except Exception:

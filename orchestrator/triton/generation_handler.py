@@ -67,7 +67,7 @@ class GenerationHandler:
     _asked_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.num_places = self.builder.num_sequences(self.inputs)
+        self.num_slots = self.builder.num_sequences(self.inputs)
         self.priority, self.tenant = self.inputs.priority, self.inputs.cache_salt
 
     def is_cancelled(self) -> bool:

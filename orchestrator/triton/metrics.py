@@ -53,7 +53,7 @@ REQUEST_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0
 TOKENS = (1.0, 8.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 32768.0, 131072.0)
 
 REQUEST_FAMILIES = (
-    Family("spec_num_requests_waiting", "gauge", "Requests that wait for a place (max_running)"),
+    Family("spec_num_requests_waiting", "gauge", "Requests that wait for a running slot (max_running)"),
     Family("spec_num_requests_running", "gauge", "Sequences that run; a request for n sequences counts n times"),
     Family("spec_max_requests_waiting", "gauge", "max_waiting of serving.toml"),
     Family("spec_max_requests_running", "gauge", "max_running of serving.toml"),

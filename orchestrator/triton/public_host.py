@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from orchestrator.core.errors import ConfigError, Draining, QueueFull, RequestError, Unavailable
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.deployment.capabilities import capabilities_of
-from orchestrator.deployment.config import CALL_THREADS, PLACES_FOLDER, ServingConfig, load_config
+from orchestrator.deployment.config import CALL_THREADS, STATE_FOLDER, ServingConfig, load_config
 from orchestrator.deployment.drain_state import Drain
 from orchestrator.deployment.engine_manifest import served_checkpoint
 from orchestrator.deployment.heartbeat import Heartbeat, ask_for_replacement
@@ -63,7 +63,7 @@ class PublicHost:
         config = load_config(os.environ["SERVING_CONFIG"])
         self._checkpoint = served_checkpoint(config)
         self._streams = bool(json.loads(args["model_config"]).get("model_transaction_policy", {}).get("decoupled"))
-        folder = Path(os.environ[PLACES_FOLDER]) if os.environ.get(PLACES_FOLDER) else None
+        folder = Path(os.environ[STATE_FOLDER]) if os.environ.get(STATE_FOLDER) else None
         self._refusals: WorkerPool[None] = WorkerPool("refusal", NUM_REFUSING)
         self._drain = Drain(folder) if folder else None
         self._breakers: dict[str, Breaker[DraftAnswer]] = {
@@ -108,7 +108,7 @@ class PublicHost:
         served = self._read(config, memory)
 
         def commit() -> None:
-            # The limits first: a request that is read with the new settings must find as many places as they allow.
+            # The limits first: a request that is read with the new settings must find as many slots as they allow.
             self._admission.resize(config.max_running, config.max_waiting, config.max_running_per_salt or None)
             self._served = served
 

@@ -100,7 +100,7 @@ class Totals:
 
 @dataclass
 class RequestTimes:
-    """When a request arrived and when it got its place, by time.monotonic()."""
+    """When a request arrived and when it got its running slot, by time.monotonic()."""
 
     arrived_s: float = field(default_factory=time.monotonic)
     started_s: float = 0.0

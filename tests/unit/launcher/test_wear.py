@@ -12,15 +12,15 @@ from launcher import wear as module
 from launcher.triton_process import StartError
 from launcher.wear import IDLE_POLLS, MAX_DEATHS, WORN_DEATHS, Wear
 from orchestrator.deployment.drain_state import Drain
-from orchestrator.triton.places import SharedPlaces, Taking
+from orchestrator.triton.running_slots import SharedRunningSlots, Taking
 from tests.support.hanging import until
 
 
 class Deployment:
-    """The places of a deployment, and the wear of its Triton."""
+    """The slots of a deployment, and the wear of its Triton."""
 
     def __init__(self, folder: Path) -> None:
-        self.places, self.drain, self.lines = SharedPlaces(folder, 4), Drain(folder), list[str]()
+        self.slots, self.drain, self.lines = SharedRunningSlots(folder, 4), Drain(folder), list[str]()
         self.is_stopped = False
         self.wear = Wear(folder, 10.0, lambda: self.is_stopped, self.lines.append)
 
@@ -29,8 +29,8 @@ class Deployment:
             self.wear.note_death()
 
     def begin_request(self) -> None:
-        assert self.places.take(1) is Taking.TAKEN
-        self.places.stop_waiting()
+        assert self.slots.take(1) is Taking.TAKEN
+        self.slots.stop_waiting()
 
     def looks(self, times: int) -> set[str]:
         return {self.wear.why_replace() for _ in range(times)}
@@ -50,7 +50,7 @@ def test_after_many_it_is_replaced_once_no_request_has_run_for_some_looks(deploy
     deployment.die(WORN_DEATHS)
     deployment.begin_request()
     assert deployment.looks(2 * IDLE_POLLS) == {""}
-    deployment.places.give_back(1)
+    deployment.slots.give_back(1)
     assert deployment.looks(IDLE_POLLS - 1) == {""} and not deployment.drain.is_requested
     why = "16 processes of models have died since Triton was started, which keeps their threads; no request runs"
     assert deployment.wear.why_replace() == why

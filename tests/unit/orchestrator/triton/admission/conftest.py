@@ -1,4 +1,4 @@
-"""An admission with places of its own, and one that shares them with other processes."""
+"""An admission with slots of its own, and one that shares them with other processes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from orchestrator.triton.admission import Admission
 from tests.support.hanging import WAIT_S
 
 
-@pytest.fixture(params=["own places", "shared places"])
+@pytest.fixture(params=["own slots", "shared slots"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[int, int], Admission]]:
     made: list[Admission] = []
 
     def _make(max_running: int, max_waiting: int) -> Admission:
-        folder = tmp_path / "places" if request.param == "shared places" else None
+        folder = tmp_path / "slots" if request.param == "shared slots" else None
         made.append(Admission(max_running, max_waiting, folder))
         return made[-1]
 

@@ -79,7 +79,7 @@ def test_admission_a_request_that_is_larger_than_limits_lowered_since_is_refused
     admission, crowd = make(4, 5), Crowd()
     admission.resize(2, 5, None)
     large = ScriptedRequest(crowd)
-    large.num_places = 4
+    large.num_slots = 4
     assert not admission.admit(large)
     small = ScriptedRequest(crowd)
     assert admission.admit(small) and small.ended.wait(WAIT_S)
@@ -119,7 +119,7 @@ def test_admission_waiting_request_that_need_not_wait_is_given_up_and_the_others
     assert requests[1].ended.wait(WAIT_S)
     assert requests[1].reasons == [reason]
     assert admission.num_waiting == 2
-    assert admission.admit(replacement := ScriptedRequest(crowd, 3)), "its place is free again"
+    assert admission.admit(replacement := ScriptedRequest(crowd, 3)), "its slot is free again"
     gate.set()
     for request in (requests[0], requests[2], replacement):
         assert request.ended.wait(WAIT_S)
@@ -154,7 +154,7 @@ def test_admission_close_gives_up_the_waiting_waits_for_the_running_and_takes_no
 def test_admission_request_that_raises_gives_its_place_back(
     make: Callable[[int, int], Admission], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A response that cannot be sent must not cost a place for ever; the log names the request and what raised."""
+    """A response that cannot be sent must not cost a slot for ever; the log names the request and what raised."""
 
     class Broken(ScriptedRequest):
         request_id = "r-7"
@@ -220,24 +220,24 @@ def test_admission_of_many_waiting_requests_so_many_are_asked_in_a_poll_and_all_
     assert [late.request for late in admission._late()] == [waiting[7]], "deadlines are looked at in every poll"
     assert admission._cancelled() == {}
     admission._give_up(dict.fromkeys(admission._waiting[:2], "deadline"))
-    assert [gone.request for gone in admission._cancelled()] == [waiting[4]], "the turn is the place in the queue"
+    assert [gone.request for gone in admission._cancelled()] == [waiting[4]], "the turn is the slot in the queue"
     gate.set()
     assert all(request.ended.wait(WAIT_S) for request in (*running, *waiting))
     assert admission.close(WAIT_S)
 
 
 class Wide(ScriptedRequest):
-    """Takes several places."""
+    """Takes several slots."""
 
-    def __init__(self, crowd: Crowd, number: int, places: int, gate: threading.Event) -> None:
+    def __init__(self, crowd: Crowd, number: int, slots: int, gate: threading.Event) -> None:
         super().__init__(crowd, number, gate=gate)
-        self.num_places = places
+        self.num_slots = slots
 
 
 def test_a_request_takes_as_many_places_as_it_says_and_waits_for_them_in_its_turn() -> None:
     crowd, admission = Crowd(), Admission(max_running=4, max_waiting=4)
     gates = [threading.Event() for _ in range(4)]
-    two, three, one, last = (Wide(crowd, i, places, gates[i]) for i, places in enumerate((2, 3, 1, 2)))
+    two, three, one, last = (Wide(crowd, i, slots, gates[i]) for i, slots in enumerate((2, 3, 1, 2)))
     for request in (two, three, one, last):
         assert admission.admit(request)
     assert (admission.num_running, admission.num_waiting) == (2, 3), "what fits does not overtake what came before"
@@ -279,7 +279,7 @@ def test_request_behind_an_abandoned_wide_request_starts_at_once() -> None:
     assert admission.close(1.0)
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["one process", "shared places"])
+@pytest.mark.parametrize("shared", [False, True], ids=["one process", "shared slots"])
 def test_limits_can_be_changed_while_requests_run(tmp_path: Path, shared: bool) -> None:
     crowd, gate = Crowd(), threading.Event()
     admission = Admission(3, 8, tmp_path if shared else None)
@@ -305,7 +305,7 @@ def test_a_waiting_request_that_could_never_begin_any_more_is_given_up() -> None
     crowd, gate = Crowd(), threading.Event()
     admission = Admission(2, 8)
     running, large = ScriptedRequest(crowd, 0, gate=gate), ScriptedRequest(crowd, 1)
-    large.num_places = 2
+    large.num_slots = 2
     assert admission.admit(running) and admission.admit(large)
     admission.resize(1, 8, None)
     assert large.reasons == ["full"] and not large.num_runs

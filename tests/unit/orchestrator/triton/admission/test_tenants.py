@@ -65,10 +65,10 @@ def test_an_urgent_request_takes_the_place_of_the_last_in_a_full_queue(make: Cal
     assert crowd.began == [-1, 2, 0]
 
 
-@pytest.fixture(params=["own places", "shared places"])
+@pytest.fixture(params=["own slots", "shared slots"])
 def fair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Admission]:
-    """Four places, two at most of a tenant."""
-    admission = Admission(4, 4, tmp_path / "places" if request.param == "shared places" else None, tenant_limit=2)
+    """Four slots, two at most of a tenant."""
+    admission = Admission(4, 4, tmp_path / "slots" if request.param == "shared slots" else None, tenant_limit=2)
     yield admission
     assert admission.close(WAIT_S)
 
@@ -89,7 +89,7 @@ def test_a_tenant_at_its_limit_waits_and_the_others_pass_it(fair: Admission) -> 
 def test_a_wide_request_of_a_tenant_at_its_limit_is_passed_by_the_others_but_not_by_its_own(fair: Admission) -> None:
     crowd, gate = Crowd(), threading.Event()
     first, wide, late = (request_of(crowd, number, tenant="greedy", gate=gate) for number in range(3))
-    wide.num_places = 2
+    wide.num_slots = 2
     other = request_of(crowd, 9, tenant="modest", gate=gate)
     assert all(fair.admit(request) for request in (first, wide, late, other))
     until(lambda: other.num_runs == 1)

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from orchestrator.triton.admission import Admission
-from orchestrator.triton.places import SharedPlaces, Taking
+from orchestrator.triton.running_slots import SharedRunningSlots, Taking
 from tests.support.admission import Crowd, ScriptedRequest, occupied
 from tests.support.hanging import WAIT_S, until
 
 
 def test_a_tenant_has_one_limit_in_all_processes_and_a_killed_one_holds_none(tmp_path: Path) -> None:
-    here, there = SharedPlaces(tmp_path, 6, 2), SharedPlaces(tmp_path, 6, 2)
+    here, there = SharedRunningSlots(tmp_path, 6, 2), SharedRunningSlots(tmp_path, 6, 2)
     assert here.take(1, "x") is Taking.TAKEN and there.take(1, "x") is Taking.TAKEN
     assert here.take(1, "x") is there.take(1, "x") is Taking.TENANT_AT_LIMIT
     assert there.take(2, "y") is Taking.TAKEN and here.take(1, "y") is Taking.TENANT_AT_LIMIT
@@ -28,16 +28,16 @@ def test_a_tenant_has_one_limit_in_all_processes_and_a_killed_one_holds_none(tmp
 
 
 def test_a_tenant_limit_that_a_reload_sets_counts_the_places_that_were_taken_without_one(tmp_path: Path) -> None:
-    here, there = SharedPlaces(tmp_path, 6, 2), SharedPlaces(tmp_path, 6, 2)
+    here, there = SharedRunningSlots(tmp_path, 6, 2), SharedRunningSlots(tmp_path, 6, 2)
     assert here.take(2, "a") is Taking.TAKEN
     here.give_back(2, "a")
-    for places in (here, there):
-        places.resize(6, None)
+    for slots in (here, there):
+        slots.resize(6, None)
     assert here.take(2, "b") is Taking.TAKEN
-    for places in (here, there):
-        places.resize(6, 2)
-    assert there.take(1, "b") is Taking.TENANT_AT_LIMIT, "it holds two places in the other process"
-    assert there.take(2, "a") is Taking.TAKEN, "it held places before, but holds none now"
+    for slots in (here, there):
+        slots.resize(6, 2)
+    assert there.take(1, "b") is Taking.TENANT_AT_LIMIT, "it holds two slots in the other process"
+    assert there.take(2, "a") is Taking.TAKEN, "it held slots before, but holds none now"
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def pair(tmp_path: Path) -> Iterator[tuple[Admission, Admission]]:
 
 
 def test_shared_places_hold_for_all_processes_together(pair: tuple[Admission, Admission]) -> None:
-    """Each public model used to have max_running places of its own."""
+    """Each public model used to have max_running slots of its own."""
     crowd = Crowd()
     requests = [ScriptedRequest(crowd, number) for number in range(40)]
     assert all(pair[number % 2].admit(request) for number, request in enumerate(requests))
@@ -69,7 +69,7 @@ def test_shared_place_that_another_process_frees_is_noticed(pair: tuple[Admissio
 def test_shared_places_go_to_both_processes_while_both_have_requests_waiting(
     pair: tuple[Admission, Admission],
 ) -> None:
-    """A process that frees a place does not always take it again itself."""
+    """A process that frees a slot does not always take it again itself."""
     crowd = Crowd()
 
     class Brief(ScriptedRequest):
@@ -93,7 +93,7 @@ def test_shared_places_request_that_needs_several_is_not_starved_by_another_proc
     for gate in gates:
         assert pair[0].admit(ScriptedRequest(crowd, 0, gate=gate))
     wide = ScriptedRequest(crowd, 1)
-    wide.num_places = 3
+    wide.num_slots = 3
     assert pair[1].admit(wide)
     gates[0].set()
     until(lambda: pair[0].num_running == 2)
@@ -107,17 +107,17 @@ def test_shared_places_request_that_needs_several_is_not_starved_by_another_proc
 def test_shared_places_of_a_process_that_was_killed_are_free_again(tmp_path: Path) -> None:
     code = (
         "import pathlib, time\n"
-        "from orchestrator.triton.places import SharedPlaces\n"
-        f"places = SharedPlaces(pathlib.Path({str(tmp_path)!r}), 2)\n"
-        "print(places.take(2).name, places.take(1).name, flush=True)\n"
+        "from orchestrator.triton.running_slots import SharedRunningSlots\n"
+        f"slots = SharedRunningSlots(pathlib.Path({str(tmp_path)!r}), 2)\n"
+        "print(slots.take(2).name, slots.take(1).name, flush=True)\n"
         "time.sleep(60)\n"
     )
     other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert other.stdout and other.stdout.readline() == "TAKEN TOO_FEW\n"
-    places = SharedPlaces(tmp_path, 2)
-    assert places.take(1) is Taking.TOO_FEW
+    slots = SharedRunningSlots(tmp_path, 2)
+    assert slots.take(1) is Taking.TOO_FEW
     other.kill()
     other.communicate(timeout=WAIT_S)
-    assert places.take(2) is Taking.TAKEN and places.take(1) is Taking.TOO_FEW
-    places.give_back(2)
-    assert places.take(1) is Taking.TAKEN
+    assert slots.take(2) is Taking.TAKEN and slots.take(1) is Taking.TOO_FEW
+    slots.give_back(2)
+    assert slots.take(1) is Taking.TAKEN
