@@ -295,7 +295,7 @@ CORRECTIONS = [
     Correction(
         "18 load of an engine that samples",
         "orchestrator/requests/request_builder.py",
-        ", temperature=self.capabilities.served_temperature",
+        ", served.served_temperature",
         "",
         f"{_ENGINE}test_generation_requests.py::test_epsilon_is_the_engine_s_unless_a_request_names_one",
     ),
