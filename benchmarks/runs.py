@@ -84,16 +84,24 @@ class Engine:
         self._numbers = itertools.count(1)
 
     def generate(
-        self, prompt: Sequence[int], setting: str, sampling: Sampling, length: int, tally: Tally, salt: str = ""
+        self,
+        prompt: Sequence[int],
+        setting: str,
+        sampling: Sampling,
+        length: int,
+        tally: Tally,
+        salt: str = "",
+        prediction: Sequence[int] = (),
     ) -> list[int]:
         """Return a text of `length` tokens, and add it to a setting's tally.
 
-        salt: requests with the same salt share the cached prompts; without one, the prompt is not cached.
+        salt: requests with the same salt share the cached prompts; without one, the prompt is not cached. prediction:
+        the output that the client expects.
         """
         method, _, config = setting.partition(":")
         plan = select_method(method, config, frozenset(self.drafters), {})
         limits = Limits(length, self.max_positions, min(plan.config.max_nodes, MAX_NODES))
-        run = RunOptions(method, plan.config_json, limits)
+        run = RunOptions(method, plan.config_json, limits, prediction=tuple(prediction))
         number, context = next(self._numbers), Context(prompt)
         first = delta_of(context, 0, number, salt or str(number))
         request = StepRequest(first, TokenTree.bare(), sampling, StepOptions(), int(1000 * LIMIT_S), (), run)
