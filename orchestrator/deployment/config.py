@@ -79,6 +79,9 @@ class ServingConfig(Declaration):
     block_tokens: int = Field(16, ge=1, le=512)
     #: requests with a common prefix share KV blocks
     prefix_sharing: bool = True
+    #: tokens of long prompts that a pass reads: more let prompts begin sooner, and texts that are running wait longer
+    #: for it; 0 = 256 on a CPU, 2048 on a GPU
+    max_pass_tokens: int = Field(0, ge=0, le=4096)
 
     # Requests
     #: maximum sequences that run at once; each has a thread

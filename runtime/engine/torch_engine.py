@@ -39,8 +39,8 @@ from runtime.native.model import NativeModel
 
 log = logging.getLogger(__name__)
 
-# Maximum tokens of long contexts in a pass on a GPU; fewer would take about as long.
-GPU_PASS_TOKENS = 2048
+# Tokens of long contexts in a pass where max_pass_tokens is 0; on a GPU fewer would take about as long.
+CPU_PASS_TOKENS, GPU_PASS_TOKENS = 256, 2048
 # The pass that is timed to choose the number of threads, and how often it is run.
 NUM_CONTEXT, NUM_DRAFTS, NUM_TIMED = 64, 8, 10
 # A larger number of threads is chosen only if a pass takes less than this fraction of the time.
@@ -115,9 +115,8 @@ def _load(checkpoint: str, config: ServingConfig, features: HiddenStates) -> Pag
             f"device = {config.device!r}, but torch sees no CUDA device (key device in the deployment file)"
         )
     model = load_model(checkpoint, config.device, config.dtype, features, config.kernels)
-    paged = PagedModel(model, config.kv_memory_mb, config.block_tokens, share=config.prefix_sharing)
-    if model.device.type == "cuda":
-        paged.max_pass_tokens = GPU_PASS_TOKENS
+    pass_tokens = config.max_pass_tokens or (GPU_PASS_TOKENS if model.device.type == "cuda" else CPU_PASS_TOKENS)
+    paged = PagedModel(model, config.kv_memory_mb, config.block_tokens, pass_tokens, config.prefix_sharing)
     if isinstance(model, NativeModel):
         torch.set_num_threads(1)  # torch still does some work around the pass, but little
         model.num_threads = _fixed_threads(model.max_threads)

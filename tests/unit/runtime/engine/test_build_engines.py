@@ -46,6 +46,16 @@ def test_the_draft_model_has_room_for_as_many_tokens_as_the_target(tmp_path: Pat
     assert load_draft(config).paged.cache.num_blocks == pytest.approx(blocks, rel=0.01)
 
 
+@pytest.mark.parametrize(("key", "num_tokens"), [(0, 256), (24, 24)])
+def test_a_pass_reads_as_many_tokens_of_long_prompts_as_the_deployment_allows(
+    tmp_path: Path, key: int, num_tokens: int
+) -> None:
+    config = ServingConfig(target=str(make_tiny_target(tmp_path)), kv_memory_mb=4, max_pass_tokens=key)
+    thread, _ = build_target(config, None)  # type: ignore[arg-type]
+    thread.close()
+    assert thread._engine.paged.max_pass_tokens == num_tokens  # type: ignore[attr-defined]
+
+
 def test_entry_point_imports_no_engine() -> None:
     program = "import sys, runtime.engine.build_engines; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
