@@ -94,7 +94,7 @@ const char* drafts_read_prompt(void* growth, const int32_t* tokens, size_t count
   return native::guarded([&] { return growth_of(growth)->read_prompt(tokens, count), nullptr; });
 }
 
-// Read output that precedes the first tree; returns null, or what is wrong.
+// Read output; returns null, or what is wrong.
 const char* drafts_read(void* growth, const int32_t* tokens, size_t count) {
   return native::guarded([&] { return growth_of(growth)->read(tokens, count), nullptr; });
 }

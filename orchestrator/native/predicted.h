@@ -5,8 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <utility>
+#include <iterator>
 #include <vector>
 
 #include "prompt_lookup.h"
@@ -64,11 +63,17 @@ class Prediction {
     for (int length = std::min(kPredictedNgram, count); length > 0; --length) {
       const std::vector<int>* places = index_.places_after(backwards, length);
       if (!places || places->empty()) continue;
-      auto distance = [&](int place) { return std::pair(std::abs(place - expected_), -place); };
-      expected_ = *std::min_element(places->begin(), places->end(),
-                                    [&](int a, int b) { return distance(a) < distance(b); });
+      expected_ = nearest(*places, expected_);
       return;
     }
+  }
+
+  // The place that is nearest to `to`, the later of two equally near ones; places: ascending.
+  static int nearest(const std::vector<int>& places, int to) {
+    auto later = std::lower_bound(places.begin(), places.end(), to);
+    if (later == places.begin()) return *later;
+    int earlier = *std::prev(later);
+    return later == places.end() || to - earlier < *later - to ? earlier : *later;
   }
 
   std::vector<int> tokens_;
