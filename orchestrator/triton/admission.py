@@ -10,7 +10,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -163,7 +162,7 @@ class Admission:
             refused = self._pop_refused() if len(self._waiting) > self._max_waiting else None
         self._run(started)
         if refused and refused is not new:
-            _guarded(refused.request, "give_up", partial(refused.request.give_up, "full"))
+            _guarded(refused.request, refused.request.give_up, "full")
         return refused is not new
 
     def resize(self, max_running: int, max_waiting: int, tenant_limit: int | None) -> None:
@@ -222,13 +221,13 @@ class Admission:
                 log.exception("no thread could be started; %s is refused", request_name(request.request_id))
                 with self._lock:
                     self._give_back(request)
-                _guarded(request, "give_up", partial(request.give_up, "full"))
+                _guarded(request, request.give_up, "full")
 
     def _work(self, request: RequestHandler) -> None:
         """Run a request; then, on the same thread, the first request for which its end has made room."""
         following: RequestHandler | None = request
         while following:
-            _guarded(following, "run", following.run)
+            _guarded(following, following.run)
             with self._lock:
                 self._give_back(following)
                 self._rate.note(following.num_slots)
@@ -259,11 +258,8 @@ class Admission:
         begin = bisect.bisect_right(waiting, self._asked_until_s, key=lambda waiting: waiting.turn_s)
         asked = waiting[begin : begin + NUM_ASKED]
         self._asked_until_s = asked[-1].turn_s if begin + NUM_ASKED < len(waiting) else -math.inf
-        return {
-            waiting: "cancelled"
-            for waiting in asked
-            if _guarded(waiting.request, "is_cancelled", waiting.request.is_cancelled)
-        }
+        requests = {waiting: waiting.request for waiting in asked}
+        return {waiting: "cancelled" for waiting, each in requests.items() if _guarded(each, each.is_cancelled)}
 
     def _give_up(self, reasons: Mapping[Waiting, str]) -> None:
         """Give up waiting requests for the reasons given, and start those for which there is room."""
@@ -273,13 +269,13 @@ class Admission:
             started = self._start()  # requests that were behind one that needed more slots
         self._run(started)
         for waiting in given_up:
-            _guarded(waiting.request, "give_up", partial(waiting.request.give_up, reasons[waiting]))
+            _guarded(waiting.request, waiting.request.give_up, reasons[waiting])
 
 
-def _guarded(request: RequestHandler, method: str, call: Callable[[], bool | None]) -> bool:
+def _guarded(request: RequestHandler, method: Callable[..., bool | None], *arguments: str) -> bool:
     """Call a method of a request; return its answer, or False if it raises: it must still free its slots."""
     try:
-        return bool(call())
+        return bool(method(*arguments))
     except Exception:
-        log.exception("%s: %s raised", request_name(request.request_id), method)
+        log.exception("%s: %s raised", request_name(request.request_id), method.__name__)
         return False
