@@ -27,6 +27,9 @@ from runtime.native.model import NativeModel
 from runtime.sampling.logits_processors import LogitsProcessors, processors_for
 from runtime.staging import stage
 
+#: Tokens of long contexts in a pass on a CPU.
+CPU_PASS_TOKENS = 256
+
 
 class Model(Protocol):
     """The forward pass of a model, as an engine uses it.
@@ -54,7 +57,7 @@ class Model(Protocol):
         """Return the columns of these hidden states in the cache; an empty slice unless all of them are kept."""
 
 
-class Features(NamedTuple):
+class FeatureRows(NamedTuple):
     """Hidden states, (r, width) float32, of consecutive positions from the first on; None if they are not wanted."""
 
     states: np.ndarray | None
@@ -73,7 +76,7 @@ class PagedModel:
         model: Model,
         memory_mb: int,
         block_tokens: int,
-        max_pass_tokens: int = 256,
+        max_pass_tokens: int = CPU_PASS_TOKENS,
         share: bool = True,
     ) -> None:
         self.model = model
@@ -165,7 +168,7 @@ class PagedModel:
             sequence.context.commit(Acceptance(*accepted).tokens(tree))
             sequence.publish(len(sequence.ids))
 
-    def features(self, requests: Sequence[tuple[CachedSequence, StepOptions]]) -> list[Features]:
+    def features(self, requests: Sequence[tuple[CachedSequence, StepOptions]]) -> list[FeatureRows]:
         """Return the newest hidden states that each request wants, from options.features_from on, in one copy.
 
         They are at most MAX_FEATURE_ROWS, and none if features_from is beyond the computed tokens.
@@ -177,7 +180,7 @@ class PagedModel:
                 end = sequence.num_computed
                 start = max(options.features_from, end - MAX_FEATURE_ROWS, 0)
                 wanted[number] = columns, range(start, max(start, end))
-        result = [Features(None, 0)] * len(requests)
+        result = [FeatureRows(None, 0)] * len(requests)
         if not wanted:
             return result
         slots = [requests[number][0].slot(place) for number, (_, places) in wanted.items() for place in places]
@@ -187,7 +190,7 @@ class PagedModel:
         stops = np.cumsum([len(places) for _, places in wanted.values()])
         for (number, (columns, places)), rows in zip(wanted.items(), np.split(states, stops[:-1]), strict=True):
             own = rows[:, columns.start - left : columns.stop - left]
-            result[number] = Features(np.ascontiguousarray(own), places.start)
+            result[number] = FeatureRows(np.ascontiguousarray(own), places.start)
         return result
 
     def _note_computed(self, segments: list[Segment]) -> None:

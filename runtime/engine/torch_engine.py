@@ -26,7 +26,7 @@ from orchestrator.wire.target import StepRequest
 from runtime.engine.build_engines import ModelCaller
 from runtime.engine.calls import Request, submit_and_wait
 from runtime.engine.draft import DraftEngine
-from runtime.engine.paged import Model, PagedModel
+from runtime.engine.paged import CPU_PASS_TOKENS, Model, PagedModel
 from runtime.engine.profile import measured_costs
 from runtime.engine.target import TargetEngine
 from runtime.engine.target_thread import TargetThread
@@ -39,8 +39,8 @@ from runtime.native.model import NativeModel
 
 log = logging.getLogger(__name__)
 
-# Tokens of long contexts in a pass where max_pass_tokens is 0; on a GPU fewer would take about as long.
-CPU_PASS_TOKENS, GPU_PASS_TOKENS = 256, 2048
+# Tokens of long contexts in a pass on a GPU; fewer would take about as long.
+GPU_PASS_TOKENS = 2048
 # The pass that is timed to choose the number of threads, and how often it is run.
 NUM_CONTEXT, NUM_DRAFTS, NUM_TIMED = 64, 8, 10
 # A larger number of threads is chosen only if a pass takes less than this fraction of the time.
