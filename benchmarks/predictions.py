@@ -12,11 +12,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from benchmarks.deployment import CONFIG
-from benchmarks.runs import Engine, Tally
-from benchmarks.traffic import read_prompts
+from benchmarks.runs import Engine, Tally, held_out_prompts
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.deployment.checkpoint import read_checkpoint
-from orchestrator.deployment.config import load_config
 
 #: What each row runs: the name, the method, and whether it is given the prediction.
 SETTINGS = (
@@ -74,8 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3, help="rounds after the warm-up (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the replaced tokens (%(default)s)")
     args = parser.parse_args(arguments)
-    tokenizer, held_out = read_checkpoint(load_config(args.config).target).tokenizer, read_prompts()
-    prompts = [tokenizer.encode(each.text).ids for task in TASKS for each in held_out[task][: args.num_prompts]]
+    prompts = held_out_prompts(args.config, TASKS, args.num_prompts)
     engine = Engine(args.config)
     print("| prediction | setting | × plain | tokens a step |\n|---|---|---:|---:|")
     try:

@@ -136,6 +136,12 @@ def _no_models(model: str) -> NoReturn:
     raise AssertionError(f'a deployment with engine = "torch" calls no model {model!r}')
 
 
+def held_out_prompts(config_file: str, tasks: Sequence[str], num_prompts: int) -> list[list[int]]:
+    """Return the ids of up to `num_prompts` held-out prompts of each task."""
+    tokenizer, held_out = read_checkpoint(load_config(config_file).target).tokenizer, read_prompts()
+    return [tokenizer.encode(each.text).ids for task in tasks for each in held_out[task][:num_prompts]]
+
+
 def measure(engine: Engine, prompts: Sequence[Sequence[int]], args: argparse.Namespace) -> Mapping[str, Tally]:
     """Return the tally of each setting; the first round is a warm-up. Raises SystemExit if a text differs."""
     tallies = {setting: Tally() for setting in args.settings}
@@ -204,9 +210,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(arguments)
-    tokenizer = read_checkpoint(load_config(args.config).target).tokenizer
-    held_out = read_prompts()
-    prompts = [tokenizer.encode(each.text).ids for task in args.tasks for each in held_out[task][: args.num_prompts]]
+    prompts = held_out_prompts(args.config, args.tasks, args.num_prompts)
     engine = Engine(args.config)
     try:
         tallies = (measure_shared if args.users else measure)(engine, prompts, args)
