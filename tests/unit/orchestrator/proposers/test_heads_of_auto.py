@@ -136,7 +136,7 @@ def test_a_drafter_is_left_alone_where_it_would_keep_others_from_steps_in_native
 @pytest.mark.parametrize(
     ("num_in_pass", "is_burst", "expected"), [(1, True, False), (2, False, False), (2, True, True)]
 )
-def test_what_needs_python_breaks_others_where_they_share_compiled_steps(
+def test_what_needs_python_breaks_others_where_they_share_native_steps(
     num_in_pass: int, is_burst: bool, expected: bool
 ) -> None:
     costs = StepCosts()

@@ -198,7 +198,7 @@ def test_memory_learn_and_propose_from_many_threads() -> None:
     assert memory.num_tokens == sum(text.num_tokens for _, text in memory._oldest_first) <= 3000
 
 
-def test_the_compiled_memory_holds_what_the_reference_holds() -> None:
+def test_the_native_memory_holds_what_the_reference_holds() -> None:
     rng, native, reference, num_followers = random.Random(5), new_memory(300), Memory(300), 0
     assert isinstance(native, NativeMemory)
     for _ in range(400):
@@ -215,7 +215,7 @@ def test_the_compiled_memory_holds_what_the_reference_holds() -> None:
     assert num_followers > 100
 
 
-def test_the_compiled_memory_is_learnt_to_and_drafted_from_by_many_threads() -> None:
+def test_the_native_memory_is_learnt_to_and_drafted_from_by_many_threads() -> None:
     memory, errors, ends = new_memory(2000), list[BaseException](), threading.Event()
     proposers = [suffix(SuffixConfig(), dependencies(memory=memory.of(salt))) for salt in "aabb"]
 

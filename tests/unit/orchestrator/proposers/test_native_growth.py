@@ -72,7 +72,7 @@ def cases() -> Iterator[ProposerDependencies]:
 
 @pytest.mark.parametrize("is_chain", [False, True])
 @pytest.mark.parametrize("number", range(NUM_CASES))
-def test_compiled_trees_are_those_of_the_reference(number: int, is_chain: bool) -> None:
+def test_native_trees_are_those_of_the_reference(number: int, is_chain: bool) -> None:
     given = [*cases()][number]
     assert given.estimates.native
     native_memory, memory = new_memory(500), Memory(500)

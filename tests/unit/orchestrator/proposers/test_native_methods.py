@@ -69,7 +69,7 @@ def assert_same(native: Proposer, reference: Proposer, context: Context, budget:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_compiled_proposals_are_those_of_the_reference(seed: int) -> None:
+def test_native_proposals_are_those_of_the_reference(seed: int) -> None:
     rng, num_nodes = random.Random(seed), 0
     text = text_of(rng, rng.choice([3, 12, 700]))
     for native, reference in pairs(rng):
@@ -101,7 +101,7 @@ def test_a_long_text_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("seed", range(16))
-def test_compiled_suffix_drafts_from_memory_and_corpus_as_the_reference_does(seed: int) -> None:
+def test_native_suffix_drafts_from_memory_and_corpus_as_the_reference_does(seed: int) -> None:
     rng = random.Random(seed)
     text, bound = text_of(rng, rng.choice([4, 12, 40])), rng.choice([30, 400, 5000])
     pieces = [text[start : start + rng.randint(1, 30)] for start in range(0, LENGTH, 9)]
