@@ -125,7 +125,7 @@ docker-torch: ; $(BUILD) --file docker/Dockerfile $(WITH_TORCH) --tag specserve:
 docker-trtllm: ; $(BUILD) --file docker/Dockerfile.trtllm --tag specserve-trtllm:$(VERSION) $(ARGS) .
 
 docker-check: $(VENV)/.serve ## build the images on an engine of its own and run them, Compose and pods (root; minutes): make docker-check ARGS=--help
-	@$(PY) -m tools.docker_check $(ARGS)
+	@$(PY) -m tests.images $(ARGS)
 
 size: ## files, functions and lines of the production code: make size ARGS=<another checkout>
 	@$(PYTHON) -m tools.size $(ARGS)

@@ -112,13 +112,12 @@ def generate(sequence: SequenceState, steps: Steps, guard: Guard, emit: Emit) ->
     output, statistics, chunk = sequence.output, sequence.statistics, Chunk("", [], [])
     while output.finish is None:
         if reason := guard():
+            began_s = time.perf_counter()
             chunk.text += output.close(reason)
-            statistics.note_response(len(chunk.ids))
-            emit(chunk)
-            break
-        step = steps.next()
-        began_s = time.perf_counter()
-        chunk.extend(_observe(sequence, step))
+        else:
+            step = steps.next()
+            began_s = time.perf_counter()
+            chunk.extend(_observe(sequence, step))
         if output.finish or not steps.num_ready:
             statistics.note_response(len(chunk.ids))
             emit(chunk)

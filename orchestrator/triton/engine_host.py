@@ -100,11 +100,8 @@ class EngineHost(Generic[Request]):
         #: What computes the passes: torch, native, or the engine itself if it is compiled.
         self.kernels: str = getattr(engine, "kernels", "engine")
         self._exporter = MetricsExporter(ENGINE_FAMILIES, model=model)
-        self._model, self._drafters, self._exporters = (
-            model,
-            dict(drafters),
-            dict[str, tuple[MetricsExporter, MetricsExporter]](),
-        )
+        self._model, self._drafters = model, dict(drafters)
+        self._exporters: dict[str, tuple[MetricsExporter, MetricsExporter]] = {}
         self._heartbeat = Heartbeat.from_environment()
         engine.watch(self._show)
         engine.on_broken(_end_process)

@@ -7,13 +7,12 @@ from collections.abc import Iterable, MutableMapping, Sequence
 from itertools import chain
 
 import numpy as np
-from torch import Tensor
 
 from orchestrator.core.arrays import BoolArray
 from orchestrator.core.context import Context
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.sampling.logits_processors import completes
-from runtime.sampling.changes import Changes, processed
+from runtime.sampling.changes import Changes
 
 Path = Sequence[int]
 
@@ -22,8 +21,8 @@ class LogitsProcessors:
     """Changes the logits of one request as its sampling says; keeps token counts between steps.
 
     prompt_len: how many tokens of the context are prompt.
-    Invariant: a row equals that of `orchestrator.sampling.logits_processors.process_logits` for the prompt and the
-    output followed by the row's path.
+    Invariant: with these changes, a row equals that of `orchestrator.sampling.logits_processors.process_logits` for the
+    prompt and the output followed by the row's path.
     """
 
     def __init__(self, sampling: Sampling, prompt_len: int) -> None:
@@ -31,25 +30,14 @@ class LogitsProcessors:
         self._prompt_len = prompt_len
         self._counts = TokenCounts(prompt_len)
 
-    def apply(
-        self,
-        logits: Tensor,
-        context: Context,
-        prefix_len: int,
-        paths: Sequence[Path],
-        legal: BoolArray | None = None,
-    ) -> Tensor:
-        """Return the processed logits, (n, V) float64; a mask is ignored in a row where it would forbid every token.
-
-        logits: (n, V), not changed. prefix_len: number of committed tokens of the context. paths: (n,), each row's
-        tokens after the committed ones. legal: (n, V), whether the grammar allows the token there; None: no grammar.
-        """
-        return processed([logits], [self.changes(context, prefix_len, paths, legal)])[0]
-
     def changes(
         self, context: Context, prefix_len: int, paths: Sequence[Path], legal: BoolArray | None = None
     ) -> Changes:
-        """Return what `apply` changes with these arguments."""
+        """Return what the request changes in the logits of one tree, for `runtime.sampling.changes.processed`.
+
+        prefix_len: number of committed tokens of the context. paths: (n,), each row's tokens after the committed ones.
+        legal: (n, V), whether the grammar allows the token there; None: no grammar.
+        """
         counts = None
         if self.sampling.penalised:
             self._counts.update(context, prefix_len)

@@ -15,6 +15,7 @@ from orchestrator.core.context import Context
 from orchestrator.core.sampling_params import LogitsOptions, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.sampling.logits_processors import merged_bias, process_logits
+from runtime.sampling.changes import processed
 from runtime.sampling.logits_processors import LogitsProcessors, processors_for
 from tests.unit.orchestrator.core.test_tree import trees
 
@@ -159,7 +160,8 @@ def test_the_twin_equals_the_reference_at_every_node_step_by_step(
         rows = rng.normal(size=(tree.num_nodes + 1, V)) * 3
         ours = torch.from_numpy(rows.copy())
         legal_rows = np.stack([legal_behind([*context.output, *path]) for path in tree.paths])
-        ours = logits_processors.apply(ours, context, len(context), tree.paths, legal_rows if with_grammar else None)
+        changes = logits_processors.changes(context, len(context), tree.paths, legal_rows if with_grammar else None)
+        ours = processed([ours], [changes])[0]
         for row, path, own in zip(rows, tree.paths, ours.numpy(), strict=True):
             output = [*context.output, *path]
             legal = legal_behind(output) if with_grammar else None
@@ -173,7 +175,7 @@ def test_the_twin_follows_a_context_that_was_taken_back() -> None:
         context.truncate(kept)
         context.commit(new)
         ours = torch.zeros(1, V, dtype=torch.float64)
-        ours = logits_processors.apply(ours, context, len(context), [()])
+        ours = processed([ours], [logits_processors.changes(context, len(context), [()])])[0]
         assert ours[0].tolist() == [-float(context.output.count(token)) for token in range(V)]
 
 
@@ -182,7 +184,7 @@ def test_the_twin_leaves_what_lies_behind_the_prefix_to_the_paths() -> None:
     logits_processors, context = LogitsProcessors(Sampling(frequency_penalty=1.0), 1), Context([0])
     context.commit([2, 3, 3])
     ours = torch.zeros(1, V, dtype=torch.float64)
-    ours = logits_processors.apply(ours, context, 2, [[3, 3]])
+    ours = processed([ours], [logits_processors.changes(context, 2, [[3, 3]])])[0]
     assert ours[0].tolist() == [0, 0, -1, -2, 0, 0, 0, 0]
 
 

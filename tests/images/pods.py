@@ -21,8 +21,8 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from tools.checks import CheckFailed, check_kill, check_same, get, num_usable, streamed, succeeds, wait_for
-from tools.container_engine import ROOT, Engine
+from tests.images.checks import CheckFailed, check_kill, check_same, get, num_usable, streamed, succeeds, wait_for
+from tests.images.engine import ROOT, Engine
 
 OVERLAY = ROOT / "docker" / "k8s" / "overlays" / "cpu-demo"
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")

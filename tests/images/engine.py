@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tools.checks import CheckFailed, succeeds, wait_for
+from tests.images.checks import CheckFailed, succeeds, wait_for
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DEBIAN, SUITE = "debian:12.12-slim", "bookworm"
 #: What our images need of NVIDIA's: Python, pip, and Triton where NVIDIA has it.
 NVIDIA = """\

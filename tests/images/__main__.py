@@ -18,9 +18,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tools.checks import CheckFailed, get, succeeds, wait_for
-from tools.compose_check import check_compose, image_of
-from tools.container_engine import (
+from tests.images.checks import CheckFailed, get, succeeds, wait_for
+from tests.images.compose import check_compose, image_of
+from tests.images.engine import (
     DEBIAN,
     NVIDIA,
     PROMETHEUS,
@@ -31,7 +31,7 @@ from tools.container_engine import (
     import_debian,
     index_of_torch,
 )
-from tools.pods_check import check_pods
+from tests.images.pods import check_pods
 
 #: Image, as the Makefile names it → its Dockerfile and its base image.
 IMAGES = {
@@ -137,7 +137,7 @@ def _ask(port: int, path: str, body: object) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build and run the named images; return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="docker_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.images", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("images", nargs="*", default=list(IMAGES), metavar="IMAGE", help=f"of {', '.join(IMAGES)}")
     parser.add_argument("--torch", default="2.13.0", help="version of torch (%(default)s)")
