@@ -25,7 +25,8 @@ from orchestrator.sampling.grammar_matcher import Matcher
 from orchestrator.wire.context import Delta
 from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import Engine, GuidedStep, Reply
-from runtime.engine.thread import SHUTTING_DOWN, EngineThread
+from runtime.engine.client_thread import SHUTTING_DOWN
+from runtime.engine.thread import EngineThread
 from runtime.kv.sequences import IDLE_S
 
 log = logging.getLogger(__name__)

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic
 
-from orchestrator.core.errors import Draining, EngineLost, ServingError, Unavailable
+from orchestrator.core.errors import ServingError, Unavailable
 from orchestrator.core.types import EngineStatus
 from runtime.engine.batching import BatchingPolicy
 from runtime.engine.calls import Engine, EngineCall, Reply, Request
+from runtime.engine.client_thread import ClientThread
 from runtime.engine.passes import Passes
 
-log = logging.getLogger(__name__)
 
-REPORT_S = 0.5
-SHUTTING_DOWN = "the engine is shutting down"
-BROKEN = "the engine stopped on an internal error"
-
-
-class EngineThread(Generic[Request]):
+class EngineThread(ClientThread[Request]):
     """Runs an engine's passes over all waiting calls, on one thread, from `start` to `close`.
 
     prepare: called on the thread before its first pass.
     Invariant: every submitted call is answered exactly once, at the latest one pass after its deadline.
     """
 
+    FAILURE = "the engine stops: its state is inconsistent after an internal error"
+
     def __init__(self, engine: Engine[Request], name: str, prepare: Callable[[], None] = lambda: None) -> None:
+        super().__init__(name)
         self.batching = BatchingPolicy()
         self._engine: Engine[Request] = engine
         self._passes: Passes[Request] = Passes(engine)
@@ -41,11 +37,6 @@ class EngineThread(Generic[Request]):
         self._lock = threading.Lock()
         self._calls: list[EngineCall[Request]] = []
         self._after_pass: Callable[[], None] = lambda: None
-        self._report: Callable[[EngineStatus], None] | None = None
-        self._reported_s = 0.0
-        self._refusal: ServingError | None = None
-        self._on_broken: Callable[[], None] = lambda: None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
     def kernels(self) -> str:
@@ -61,14 +52,6 @@ class EngineThread(Generic[Request]):
     def num_calls(self) -> int:
         """Number of calls in these passes."""
         return self._passes.progress.num_calls
-
-    def start(self) -> None:
-        """Start answering calls."""
-        self._thread.start()
-
-    def preparation(self, request: Request) -> Callable[[], None] | None:
-        """Return None: no call needs work before `submit`."""
-        return None
 
     def submit(self, request: Request, deadline_s: float, on_answer: Reply) -> None:
         """Queue a call; `on_answer` is called once, on the engine's thread (after `close`, on the caller's).
@@ -87,22 +70,9 @@ class EngineThread(Generic[Request]):
         with self._lock:
             self._put(sequence_id)
 
-    def watch(self, report: Callable[[EngineStatus], None]) -> None:
-        """Call `report` with the engine's status every REPORT_S, on the engine's thread; it must not raise."""
-        self._report = report
-
     def after_pass(self, action: Callable[[], None]) -> None:
         """Call `action` on the engine's thread after each pass, once its calls are answered; it must not raise."""
         self._after_pass = action
-
-    def on_broken(self, end: Callable[[], None]) -> None:
-        """Call `end`, at least once, after the engine stopped on an internal error and answered every call.
-
-        The engine then refuses every call, so its process should end and be restarted.
-        """
-        self._on_broken = end
-        if isinstance(self._refusal, EngineLost):
-            end()
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Stop after the current pass; queued calls are answered with Unavailable."""
@@ -119,21 +89,14 @@ class EngineThread(Generic[Request]):
         self._inbox.put(item)
         self._passes.progress.add_waiting(1)
 
-    def _run(self) -> None:
-        try:
-            self._prepare()
-            while self._receive():
-                self._drop_late_and_idle()
-                self._report_status()
-                if self._calls:
-                    self._pass()
-                    self._after_pass()
-        except Exception:
-            log.exception("the engine stops: its state is inconsistent after an internal error")
-            self._refuse_all(EngineLost(BROKEN))
-            self._on_broken()
-        else:
-            self._refuse_all(Draining(SHUTTING_DOWN))
+    def _answer_calls(self) -> None:
+        self._prepare()
+        while self._receive():
+            self._drop_late_and_idle()
+            self._report_status()
+            if self._calls:
+                self._pass()
+                self._after_pass()
 
     def _refuse_all(self, refusal: ServingError) -> None:
         """Refuse the waiting calls and all later ones."""
@@ -185,12 +148,6 @@ class EngineThread(Generic[Request]):
                 self._drop(call.sequence_id, "the deadline passed before the engine could answer")
         self.batching.forget_idle(now_s)
         self._engine.sequences.drop_idle(now_s, {call.sequence_id for call in self._calls})
-
-    def _report_status(self) -> None:
-        now_s = time.monotonic()
-        if self._report and now_s - self._reported_s >= REPORT_S:
-            self._reported_s = now_s
-            self._report(self.status())
 
     def _pass(self) -> None:
         began_s, calls, before = time.monotonic(), self._calls, self.num_passes

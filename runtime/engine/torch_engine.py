@@ -13,7 +13,6 @@ from transformers import AutoConfig
 
 from orchestrator.core.context import Context
 from orchestrator.core.declarations import validate_config
-from orchestrator.core.errors import ConfigError
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import HiddenStates, StepOptions
@@ -33,7 +32,7 @@ from runtime.engine.target_thread import TargetThread
 from runtime.engine.thread import EngineThread
 from runtime.heads.checkpoint.checks import MeasuredKeys
 from runtime.kv.batch import Segment
-from runtime.model.load import load_model
+from runtime.model.load import check_device, load_model
 from runtime.native.families import kv_numbers
 from runtime.native.model import NativeModel
 
@@ -110,10 +109,7 @@ def _warm_up_delta(paged: PagedModel) -> Delta:
 
 
 def _load(checkpoint: str, config: ServingConfig, features: HiddenStates) -> PagedModel:
-    if config.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(
-            f"device = {config.device!r}, but torch sees no CUDA device (key device in the deployment file)"
-        )
+    check_device(config.device)
     model = load_model(checkpoint, config.device, config.dtype, features, config.kernels)
     pass_tokens = config.max_pass_tokens or (GPU_PASS_TOKENS if model.device.type == "cuda" else CPU_PASS_TOKENS)
     paged = PagedModel(model, config.kv_memory_mb, config.block_tokens, pass_tokens, config.prefix_sharing)

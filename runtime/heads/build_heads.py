@@ -27,7 +27,7 @@ from runtime.heads.engines.eagle import EagleEngine
 from runtime.heads.engines.medusa import MedusaEngine
 from runtime.heads.engines.redrafter import RedrafterEngine
 from runtime.model.fused import compile_kernels, pack_linears
-from runtime.model.load import DTYPES, native_refused
+from runtime.model.load import DTYPES, check_device, native_refused
 from runtime.native.head_weights import unsupported_head
 from runtime.native.heads import NativeHead
 
@@ -78,10 +78,7 @@ def load_engine(kind: str, config: ServingConfig) -> tuple[Any, HeadEngine]:
             f"{kind} drafts from the target's hidden states, which engine = {config.engine!r} does not give; "
             "engine = 'torch' does (key engine in the deployment file)"
         )
-    if config.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(
-            f"device = {config.device!r}, but torch sees no CUDA device (key device in the deployment file)"
-        )
+    check_device(config.device)
     device, dtype = torch.device(config.device), DTYPES[config.dtype]
     head = load_head(kind, getattr(config, kind), config.target, dtype, device)
     native = _native(head, kind, config) if config.kernels != "torch" else None

@@ -15,7 +15,7 @@ from orchestrator.core.types import HiddenStates
 from orchestrator.native.compiling import Unbuilt
 from runtime.model.causal_lm import CausalModel, adapt
 from runtime.model.check import check_against_stock, check_bits, products_in_bfloat16, stock_log_probs
-from runtime.native.families import unsupported
+from runtime.native.families import rope_types, unsupported
 from runtime.native.model import NativeModel
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,12 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 Kernels = Literal["auto", "native", "torch"]
 REFUSED_ROPES = ("dynamic", "longrope")
 LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def check_device(name: str) -> None:
+    """Raise ConfigError for a CUDA device on a machine without one. name: the key device of the deployment."""
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device = {name!r}, but torch sees no CUDA device (key device in the deployment file)")
 
 
 def load_model(
@@ -158,10 +164,7 @@ def resolve(folder: str) -> str:
 
 def check_supported(config: PretrainedConfig, folder: str) -> None:
     """Raise ConfigError for rotations that change with the context length, and for unknown layer types."""
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    by_layer = [r for r in rope.values() if isinstance(r, dict)] or [rope]
-    kinds = {str(r.get("rope_type", r.get("type", "default"))) for r in by_layer}
-    if refused := kinds.intersection(REFUSED_ROPES):
+    if refused := rope_types(config).intersection(REFUSED_ROPES):
         raise ConfigError(
             f"{folder}: rope type {min(refused)!r} changes a key's rotation with the context length, "
             "so cached keys would be wrong"

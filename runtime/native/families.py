@@ -36,7 +36,7 @@ def unsupported(model: Any) -> str:
     if config.model_type not in FAMILIES:
         return f"the family {config.model_type!r} (it has {', '.join(FAMILIES)})"
     head_dim, activation, layer = head_dim_of(config), _activation(config), model.get_decoder().layers[0]
-    unknown_ropes = sorted(_rope_types(config) - set(ROPES))
+    unknown_ropes = sorted(rope_types(config) - set(ROPES))
     lacks = {
         f"{model.dtype} on {model.device}": model.dtype == torch.float64 or model.device.type != "cpu",
         f"the rope type {', '.join(unknown_ropes)!r}": bool(unknown_ropes),
@@ -50,10 +50,11 @@ def unsupported(model: Any) -> str:
     return next((name for name, is_lacking in lacks.items() if is_lacking), "")
 
 
-def _rope_types(config: Any) -> set[str]:
-    ropes = getattr(config, "rope_parameters", None) or {}
+def rope_types(config: Any) -> set[str]:
+    """Return the types of a model's rotations, one for each kind of layer. config: the text config."""
+    ropes = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     by_layer = [rope for rope in ropes.values() if isinstance(rope, dict)] or [ropes]
-    return {str(rope.get("rope_type", "default")) for rope in by_layer}
+    return {str(rope.get("rope_type", rope.get("type", "default"))) for rope in by_layer}
 
 
 def _activation(config: Any) -> str:

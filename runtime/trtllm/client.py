@@ -11,12 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Generic
 
-from orchestrator.core.errors import Draining, EngineLost, ServingError, Unavailable
+from orchestrator.core.errors import EngineLost, ServingError, Unavailable
 from orchestrator.core.types import Acceptance, EngineStatus
 from runtime.engine.calls import Answer, EngineCall, Reply, Request
-from runtime.engine.thread import BROKEN, REPORT_S, SHUTTING_DOWN
+from runtime.engine.client_thread import BROKEN, REPORT_S, ClientThread
 from runtime.trtllm.adapter import Adapter, EngineRequest
 from runtime.trtllm.contexts import Contexts
 from runtime.trtllm.in_flight import Completed, InFlight, InFlightTable, Watchdog
@@ -29,13 +28,16 @@ POLL_S = 0.02
 SHUTDOWN_LIMIT_S = 10.0
 
 
-class TrtllmClient(Generic[Request]):
-    """Serves one engine from `start` to `close`, with the methods of an EngineThread.
+class TrtllmClient(ClientThread[Request]):
+    """Serves one engine from `start` to `close`.
 
     Invariant: every submitted call is answered exactly once, by its deadline or POLL_S after it.
     """
 
+    FAILURE = "the engine has failed, and its client stops"
+
     def __init__(self, transport: Transport, adapter: Adapter[Request], name: str) -> None:
+        super().__init__(name)
         self.num_passes = 0
         self.num_calls = 0
         self._transport = transport
@@ -46,19 +48,6 @@ class TrtllmClient(Generic[Request]):
         self._changed = threading.Condition()
         self._is_closing = False
         self._is_lost = False
-        self._refusal: ServingError | None = None
-        self._report: Callable[[EngineStatus], None] | None = None
-        self._reported_s = 0.0
-        self._on_broken: Callable[[], None] = lambda: None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def start(self) -> None:
-        """Start answering calls."""
-        self._thread.start()
-
-    def preparation(self, request: Request) -> Callable[[], None] | None:
-        """Return None: no call needs slow preparation before it is submitted."""
-        return None
 
     def submit(self, request: Request, deadline_s: float, on_answer: Reply) -> None:
         """Hand a call to the engine; `on_answer` is called once, with the answer.
@@ -79,16 +68,6 @@ class TrtllmClient(Generic[Request]):
             self._contexts.drop(sequence_id)
         for call in ended:
             call.reply(Unavailable("the sequence was released"))
-
-    def watch(self, report: Callable[[EngineStatus], None]) -> None:
-        """Call `report`, which must not raise, with the client's status every REPORT_S, on its thread."""
-        self._report = report
-
-    def on_broken(self, end: Callable[[], None]) -> None:
-        """Call `end`, at least once, when the engine has failed and every call has been answered."""
-        self._on_broken = end
-        if isinstance(self._refusal, EngineLost):
-            end()
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Stop, answer the calls in flight with Unavailable, and shut the engine down."""
@@ -154,17 +133,10 @@ class TrtllmClient(Generic[Request]):
             self._contexts.touch(done.call.sequence_id, time.monotonic())
         return completed
 
-    def _run(self) -> None:
-        try:
-            while self._await_calls():
-                self._deliver(self._transport.responses(self._wait_limit_s()))
-                self._expire()
-        except Exception:
-            log.exception("the engine has failed, and its client stops")
-            self._refuse_all(EngineLost(BROKEN))
-            self._on_broken()
-        else:
-            self._refuse_all(Draining(SHUTTING_DOWN))
+    def _answer_calls(self) -> None:
+        while self._await_calls():
+            self._deliver(self._transport.responses(self._wait_limit_s()))
+            self._expire()
 
     def _await_calls(self) -> bool:
         """Wait for a call and report meanwhile; return False when the client is closed. Raises EngineLost."""
@@ -245,9 +217,3 @@ class TrtllmClient(Generic[Request]):
             self._transport.shut_down()
         except Exception:
             log.exception("the engine could not be shut down")
-
-    def _report_status(self) -> None:
-        now_s = time.monotonic()
-        if self._report and now_s - self._reported_s >= REPORT_S:
-            self._reported_s = now_s
-            self._report(self.status())

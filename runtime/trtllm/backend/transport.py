@@ -16,7 +16,7 @@ from functools import partial
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.wire.tensors import Tensors
 from runtime.engine.build_engines import ModelCall
-from runtime.engine.thread import SHUTTING_DOWN
+from runtime.engine.client_thread import SHUTTING_DOWN
 from runtime.trtllm.backend.tensors import OUTPUTS, stop_tensors
 from runtime.trtllm.transport import Response, ResponseQueue, wrap_error
 
