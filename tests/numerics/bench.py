@@ -96,9 +96,11 @@ class Bench:
         for method in methods:
             context = Context(self.checkpoint.tokenizer.encode(text).ids)
             proposer = self._proposer(method, [own.target_tokens[0] for own in plain[EXACT]])
-            for tree, walk, rows in follow(self.sides, proposer, context, rule, limits, end):
-                step, first = Step(prompt, len(context), tree, walk.path, rows), len(context.output)
-                alone = {side: _joined(own[first : first + len(walk.path) + 1]) for side, own in plain.items() if own}
+            for tree, accepted, rows in follow(self.sides, proposer, context, rule, limits, end):
+                step, first = Step(prompt, len(context), tree, accepted.path, rows), len(context.output)
+                alone = {
+                    side: _joined(own[first : first + len(accepted.path) + 1]) for side, own in plain.items() if own
+                }
                 label = method.split(":")[0]
                 if label != Made.name or tree.num_nodes:  # at the text's last token there is no tree to make
                     self._count(name, label, step, alone if method != METHODS[0] else {}, rule)

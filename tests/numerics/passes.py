@@ -51,9 +51,9 @@ class Forced:
             self.paged.forward([Segment(sequence, first, first + part)])
         return self.paged.forward([Segment(sequence, sequence.num_computed, stop, tree)])
 
-    def commit(self, tree: TokenTree, walk: AcceptedPath) -> None:
+    def commit(self, tree: TokenTree, accepted: AcceptedPath) -> None:
         """Keep the path of the step, whatever this dtype would have picked."""
-        self._engine.paged.commit([(self._sequence, tree, walk)])
+        self._engine.paged.commit([(self._sequence, tree, accepted)])
 
 
 class Rows(NamedTuple):
@@ -86,12 +86,12 @@ def follow(
         target_tokens = served.target_tokens(
             logits[EXACT], (tree.depths + len(context)).tolist(), [rule] * (tree.num_nodes + 1)
         )
-        walk = accept_coupled(tree, target_tokens)
-        rows = {name: _on_path(own, walk.path, len(context), rule) for name, own in logits.items()}
-        yield tree, walk, rows
+        accepted = accept_coupled(tree, target_tokens)
+        rows = {name: _on_path(own, accepted.path, len(context), rule) for name, own in logits.items()}
+        yield tree, accepted, rows
         for side in sides.values():
-            side.commit(tree, walk)
-        acceptance = Acceptance(walk.path, walk.next_token, target_tokens=np.array(target_tokens, np.int32))
+            side.commit(tree, accepted)
+        acceptance = Acceptance(accepted.path, accepted.next_token, target_tokens=np.array(target_tokens, np.int32))
         context.commit(acceptance.tokens(tree))
         proposer.observe(tree, acceptance)
 

@@ -232,7 +232,7 @@ def test_drafts_that_the_grammar_forbids_are_left_out(door: Door, truth: Truth, 
     said = door.ask(**guided("json_schema", setting, return_steps=True))
     matcher = truth.grammars.matcher(Grammar("json_schema", SCHEMA), [EOS])
     counts = [(tree.num_nodes, legal) for _, tree, legal in steps_of(said, matcher)]
-    if SETTINGS[setting][0] in ("lookahead", "jacobi"):  # they learn from the picks at all their nodes
+    if SETTINGS[setting][0] in ("lookahead", "jacobi"):  # they learn from the target's tokens at all their nodes
         assert any(legal < nodes for nodes, legal in counts)
     else:
         assert all(legal == nodes for nodes, legal in counts)

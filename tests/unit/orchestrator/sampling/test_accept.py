@@ -26,7 +26,9 @@ from tests.unit.orchestrator.core.test_tree import TREE, trees
         ([6, 5, 5, 5, 5, 5], (), 6),
     ],
 )
-def test_walk_follows_the_picks(target_tokens: list[int], path: tuple[int, ...], next_token: int) -> None:
+def test_the_accepted_path_follows_the_target_tokens(
+    target_tokens: list[int], path: tuple[int, ...], next_token: int
+) -> None:
     assert accept_coupled(TREE, target_tokens) == (path, next_token)
 
 

@@ -65,7 +65,7 @@ def seeds_of_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def walks_stop_short_of_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is emitted then is right, since the pick is; the walk alone is not."""
+    """What is emitted then is right, since the pick is; the path alone is not."""
 
     def bug(tree: TokenTree, target_tokens: Sequence[int]) -> AcceptedPath:
         path = accept_coupled(tree, target_tokens).path
@@ -81,8 +81,8 @@ def first_children_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def bug(tree: TokenTree, target_tokens: Sequence[int]) -> AcceptedPath:
         only = list(tree.children[0].values())
-        walk = accept_coupled(tree, target_tokens)
-        return walk if len(only) != 1 or walk.path else AcceptedPath((only[0],), target_tokens[only[0]])
+        accepted = accept_coupled(tree, target_tokens)
+        return accepted if len(only) != 1 or accepted.path else AcceptedPath((only[0],), target_tokens[only[0]])
 
     monkeypatch.setattr(served, "accept_coupled", bug)
 

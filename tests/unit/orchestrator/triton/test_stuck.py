@@ -166,7 +166,7 @@ def test_a_refusal_reaches_its_client_where_no_thread_can_be_started(
 
 
 @pytest.fixture
-def ticket(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> Iterator[ModuleType]:
+def handlers(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> Iterator[ModuleType]:
     with imported("generation_handler") as module:
         listen(module, monkeypatch, answers)
         monkeypatch.setattr(module, "GRACE_S", 0.3)
@@ -213,11 +213,11 @@ def serve(module: ModuleType, checkpoint: Checkpoint, targets: list[TableTarget]
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_stuck_sequence_is_abandoned_at_the_deadline_and_says_nothing_after_it(
-    ticket: ModuleType, checkpoint: Checkpoint, answers: Answers, stream: bool
+    handlers: ModuleType, checkpoint: Checkpoint, answers: Answers, stream: bool
 ) -> None:
     stuck = Stuck(VOCAB_SIZE)
     stuck.hang = hang = Hang()
-    serve(ticket, checkpoint, [TableTarget(VOCAB_SIZE), stuck], streams=stream, stream=stream)
+    serve(handlers, checkpoint, [TableTarget(VOCAB_SIZE), stuck], streams=stream, stream=stream)
     said = [text for _, text in answers]
     assert said[-1] == "busy: a sequence did not end by the request's deadline"
     assert said[:-1] == ["sent False"] * (8 + 3 if stream else 0)
@@ -229,10 +229,10 @@ def test_a_stuck_sequence_is_abandoned_at_the_deadline_and_says_nothing_after_it
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_request_that_was_answered_gets_no_error_for_a_release_that_hangs(
-    ticket: ModuleType, checkpoint: Checkpoint, answers: Answers, stream: bool
+    handlers: ModuleType, checkpoint: Checkpoint, answers: Answers, stream: bool
 ) -> None:
     stuck = Stuck(VOCAB_SIZE)
     stuck.hang, stuck.where = Hang(), "release"
-    serve(ticket, checkpoint, [TableTarget(VOCAB_SIZE), stuck], streams=stream, stream=stream)
+    serve(handlers, checkpoint, [TableTarget(VOCAB_SIZE), stuck], streams=stream, stream=stream)
     assert [text for _, text in answers] == (["sent False"] * 16 + ["final"] if stream else ["sent True"])
     stuck.hang.let_go.set()

@@ -59,7 +59,7 @@ def test_the_head_s_own_tree_is_cut_to_its_likeliest_nodes_not_to_its_first_leve
 
 
 def test_calls_of_one_request_go_on_from_its_cache(eagle: Eagle) -> None:
-    """Entries written while drafting are replaced by those of true features, whatever was accepted."""
+    """KV rows written while drafting are replaced by those of the target's own features, whatever was accepted."""
     engine = eagle.new_engine()
     ids, features = random_context(30, eagle.width, 5)
     sent = start = 0
@@ -89,7 +89,7 @@ def test_a_context_that_is_cached_needs_the_newest_features_alone(eagle: Eagle) 
     draft(engine, request(ids, features, width=2, sequence_id=1))
     (asked,) = draft(engine, request(ids, None, width=2, sequence_id=2))
     assert asked.tree.num_nodes == 0
-    # Blocks of four slots: twenty tokens are found, whose last entry is of feature 18.
+    # Blocks of four slots: twenty tokens are found, whose last KV row is made of feature 18.
     assert asked.cached_len == 19
     again = request(ids, features[19:], start=19, sent=21, width=2, sequence_id=2)
     (cold,) = draft(eagle.new_engine(), request(ids, features, width=2))

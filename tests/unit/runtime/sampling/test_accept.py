@@ -21,9 +21,9 @@ RULES = (Rule.REJECTION, Rule.BLOCK, Rule.TYPICAL)
 
 
 class Case(NamedTuple):
-    """An ask and its rows of log p, (m + 1, V)."""
+    """A step and its rows of log p, (m + 1, V)."""
 
-    ask: AcceptInput
+    step: AcceptInput
     log_p: FloatArray
 
 
@@ -34,25 +34,25 @@ def dense(q: Distribution, vocab_size: int) -> FloatArray:
 
 
 def truth(case: Case) -> AcceptedPath:
-    """The reference, on this ask alone."""
-    ask, p = case.ask, np.exp(case.log_p)
-    draws = KeyedNoise(ask.sampling.seed, ask.prefix_len)
-    if ask.sampling.rule is Rule.TYPICAL:
-        return accept_typical(ask.tree, p, ask.prefix_len, draws, ask.sampling.epsilon, ask.sampling.delta)
+    """The reference, on this step alone."""
+    step, p = case.step, np.exp(case.log_p)
+    draws = KeyedNoise(step.sampling.seed, step.prefix_len)
+    if step.sampling.rule is Rule.TYPICAL:
+        return accept_typical(step.tree, p, step.prefix_len, draws, step.sampling.epsilon, step.sampling.delta)
     q = np.full(p.shape, np.nan)  # rows without children must not be looked at
-    for node, drawn_from in enumerate(ask.q):
-        q[ask.tree.parents[node]] = dense(drawn_from, p.shape[1])
-    if ask.sampling.rule is Rule.REJECTION:
-        return accept_rejection(ask.tree, p, q if ask.q else None, ask.prefix_len, draws)
-    if not ask.q:
-        q[: ask.tree.num_nodes] = np.eye(p.shape[1])[ask.tree.tokens]
-    return accept_block(ask.tree, p, q, ask.prefix_len, draws)
+    for node, drawn_from in enumerate(step.q):
+        q[step.tree.parents[node]] = dense(drawn_from, p.shape[1])
+    if step.sampling.rule is Rule.REJECTION:
+        return accept_rejection(step.tree, p, q if step.q else None, step.prefix_len, draws)
+    if not step.q:
+        q[: step.tree.num_nodes] = np.eye(p.shape[1])[step.tree.tokens]
+    return accept_block(step.tree, p, q, step.prefix_len, draws)
 
 
 def run(cases: list[Case]) -> list[AcceptedPath]:
     log_p = torch.from_numpy(np.concatenate([case.log_p for case in cases]))
     before = log_p.clone()
-    found = accepted_paths([case.ask for case in cases], log_p)
+    found = accepted_paths([case.step for case in cases], log_p)
     assert torch.equal(log_p, before)  # the caller still needs it
     return found
 
@@ -136,33 +136,35 @@ def by_vocabulary(cases: list[Case]) -> list[list[Case]]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_mixed_batches_walk_as_the_reference_does(seed: int) -> None:
+def test_mixed_batches_accept_what_the_reference_accepts(seed: int) -> None:
     """Vocabularies of 2 to 40, all rules, chosen and drawn, chains and trees, bare roots, in batches of dozens."""
     rng = np.random.default_rng([41, seed])
     kinds = set()
     for cases in by_vocabulary([random_case(rng) for _ in range(1_500)]):
         found = run(cases)
-        for case, walk in zip(cases, found, strict=True):
-            assert walk == truth(case), case
-            ask = case.ask
-            kinds.add((ask.sampling.rule, bool(ask.q), ask.tree.is_chain, len(walk.path) == ask.tree.depths.max()))
+        for case, accepted in zip(cases, found, strict=True):
+            assert accepted == truth(case), case
+            step = case.step
+            kinds.add(
+                (step.sampling.rule, bool(step.q), step.tree.is_chain, len(accepted.path) == step.tree.depths.max())
+            )
     assert len(kinds) == 20  # every rule, drawn or not, chain or tree (block: chain), stopped or not
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("drawn", [False, True])
-def test_one_draft_under_many_seeds_walks_as_the_reference_does(rule: Rule, drawn: bool) -> None:
+def test_one_draft_under_many_seeds_is_accepted_as_by_the_reference(rule: Rule, drawn: bool) -> None:
     rng = np.random.default_rng([43, drawn])
     for _ in range(10):
         case = case_of(rng, int(rng.integers(2, 9)), rule, drawn)
         cases = [
-            Case(replace(case.ask, prefix_len=place, sampling=replace(case.ask.sampling, seed=seed)), case.log_p)
+            Case(replace(case.step, prefix_len=place, sampling=replace(case.step.sampling, seed=seed)), case.log_p)
             for place, seed in enumerate(rng.integers(2**62, size=60).tolist())
         ]
         assert run(cases) == [truth(each) for each in cases]
 
 
-def test_a_walk_does_not_depend_on_the_others_of_its_batch() -> None:
+def test_a_path_does_not_depend_on_the_others_of_its_batch() -> None:
     rng = np.random.default_rng(47)
     cases = [case_of(rng, 12, Rule(rng.choice(RULES)), bool(rng.random() < 0.5)) for _ in range(300)]
     together = run(cases)
@@ -174,8 +176,10 @@ def test_a_walk_does_not_depend_on_the_others_of_its_batch() -> None:
 # Certain cases
 
 
-def asked(log_p: FloatArray, tree: TokenTree, rule: Rule, q: tuple[Distribution, ...] = ()) -> list[AcceptedPath]:
-    """The walks of one draft under many seeds, equal to the reference's."""
+def paths_by_seed(
+    log_p: FloatArray, tree: TokenTree, rule: Rule, q: tuple[Distribution, ...] = ()
+) -> list[AcceptedPath]:
+    """The accepted paths of one draft under many seeds, equal to the reference's."""
     cases = [Case(AcceptInput(tree, q, 3, Sampling(1.0, rule=rule, seed=seed)), log_p) for seed in range(200)]
     found = run(cases)
     assert found == [truth(case) for case in cases]
@@ -191,14 +195,14 @@ def weighted(weights: dict[int, float]) -> Distribution:
     return Distribution(np.array(list(weights), np.int32), np.array(list(weights.values()), np.float32))
 
 
-def test_no_asks_have_no_walks() -> None:
+def test_no_steps_accept_no_paths() -> None:
     assert accepted_paths([], torch.zeros(0, 4, dtype=torch.float64)) == []
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_bare_root_recovers_from_p(rule: Rule) -> None:
-    found = asked(logs([0.0, 0.5, 0.5, 0.0]), TokenTree.bare(), rule)
-    assert {walk.next_token for walk in found} == {1, 2}
+    found = paths_by_seed(logs([0.0, 0.5, 0.5, 0.0]), TokenTree.bare(), rule)
+    assert {accepted.next_token for accepted in found} == {1, 2}
 
 
 @pytest.mark.parametrize("rule", [Rule.REJECTION, Rule.BLOCK])
@@ -211,7 +215,7 @@ def test_at_temperature_0_the_point_mass_is_followed(rule: Rule, drawn: bool) ->
         ([0, 1], AcceptedPath((), 2)),
     ):
         q = tuple(weighted({0: 1.0, 1: 2.0, 2: 3.0}) for _ in tokens) if drawn else ()
-        assert set(asked(rows, TokenTree.chain(tokens), rule, q)) == {expected}
+        assert set(paths_by_seed(rows, TokenTree.chain(tokens), rule, q)) == {expected}
 
 
 def test_the_last_token_that_chosen_siblings_leave_is_certain_to_the_last_digit() -> None:
@@ -227,7 +231,9 @@ def test_the_last_token_that_chosen_siblings_leave_is_certain_to_the_last_digit(
         assert probabilities[-1] == 1.0 and ((probabilities > 0.0) & (probabilities <= 1.0)).all()
         assert (left[0] == 0.0).all()
     tree = TokenTree.from_paths([[0], [1]])
-    assert all(walk.path for walk in asked(logs([0.3, 0.7, 0, 0], *[[0.25] * 4] * 2), tree, Rule.REJECTION))
+    assert all(
+        accepted.path for accepted in paths_by_seed(logs([0.3, 0.7, 0, 0], *[[0.25] * 4] * 2), tree, Rule.REJECTION)
+    )
 
 
 def test_impossible_drafts_are_refused_and_never_recovered() -> None:
@@ -235,17 +241,19 @@ def test_impossible_drafts_are_refused_and_never_recovered() -> None:
     rows = logs([0.4, 0.6, 0.0, 0.0], [0.25] * 4, [0.25] * 4)
     outside = weighted({2: 1.0, 3: 1.0})
     for q in ((), (outside, outside)):
-        found = asked(rows, tree, Rule.REJECTION, q)
-        assert {walk.path for walk in found} == {()} and {walk.next_token for walk in found} == {0, 1}
+        found = paths_by_seed(rows, tree, Rule.REJECTION, q)
+        assert {accepted.path for accepted in found} == {()} and {accepted.next_token for accepted in found} == {0, 1}
 
 
 @pytest.mark.parametrize("rule", [Rule.REJECTION, Rule.BLOCK])
 def test_a_drafter_that_is_the_target_is_always_right(rule: Rule) -> None:
     rows = logs(*[[0.5, 0.25, 0.125, 0.125]] * 3)
     same = weighted({0: 4.0, 1: 2.0, 2: 1.0, 3: 1.0})
-    assert {walk.path for walk in asked(rows, TokenTree.chain([3, 0]), rule, (same, same))} == {(1, 2)}
+    assert {accepted.path for accepted in paths_by_seed(rows, TokenTree.chain([3, 0]), rule, (same, same))} == {(1, 2)}
 
 
 def test_typical_prefers_the_lowest_node_among_equals() -> None:
     rows = logs(*[[0.25] * 4] * 4)
-    assert {walk.path for walk in asked(rows, TokenTree.from_paths([[2], [3], [0]]), Rule.TYPICAL)} == {(1,)}
+    assert {accepted.path for accepted in paths_by_seed(rows, TokenTree.from_paths([[2], [3], [0]]), Rule.TYPICAL)} == {
+        (1,)
+    }

@@ -32,10 +32,10 @@ PROMPT = [1, 2, 3]
 
 
 @pytest.fixture
-def ticket(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The module of the request handler, imported without Triton, its target a table."""
     with imported("generation_handler") as module:
-        monkeypatch.setattr(module, "BlsTargetClient", lambda *given: TableTarget(VOCAB_SIZE))
+        monkeypatch.setattr(module, "BlsTargetClient", lambda *args: TableTarget(VOCAB_SIZE))
         yield module
 
 
@@ -62,7 +62,7 @@ class Spy(Memory):
 
 
 def run(
-    ticket: ModuleType,
+    handlers: ModuleType,
     builder: RequestBuilder,
     monkeypatch: pytest.MonkeyPatch,
     is_cancelled: Callable[[], bool] = lambda: False,
@@ -72,19 +72,19 @@ def run(
     """Run one request and return its events, in order."""
     events: list[Any] = []
     memory = Spy(events)
-    monkeypatch.setattr(ticket.pb, "send", lambda *args, **keys: events.append("send"))
-    monkeypatch.setattr(ticket.pb, "send_final", lambda sender: events.append("final"))
-    monkeypatch.setattr(ticket.pb, "send_error", lambda *args: events.append("error"))
+    monkeypatch.setattr(handlers.pb, "send", lambda *args, **keys: events.append("send"))
+    monkeypatch.setattr(handlers.pb, "send_final", lambda sender: events.append("final"))
+    monkeypatch.setattr(handlers.pb, "send_error", lambda *args: events.append("error"))
 
-    def materials(job: GenerationRequest) -> ProposerDependencies:
+    def dependencies(request: GenerationRequest) -> ProposerDependencies:
         return ProposerDependencies(
-            pytest.fail, VOCAB_SIZE, prediction=job.prediction, memory=memory.of(job.inputs.cache_salt)
+            pytest.fail, VOCAB_SIZE, prediction=request.prediction, memory=memory.of(request.inputs.cache_salt)
         )
 
-    given = read({}, json.dumps({"input_ids": PROMPT, "cache_salt": "s", "max_tokens": 9, **inputs}))
+    request = read({}, json.dumps({"input_ids": PROMPT, "cache_salt": "s", "max_tokens": 9, **inputs}))
     sender = SimpleNamespace(is_cancelled=is_cancelled)
-    ticket.GenerationHandler(
-        given, sender, deadline_s, builder, stepping(materials), lambda *_: None, memory, NoMetrics()
+    handlers.GenerationHandler(
+        request, sender, deadline_s, builder, stepping(dependencies), lambda *_: None, memory, NoMetrics()
     ).run()
     return events
 
@@ -94,31 +94,31 @@ def learnt(events: list[Any]) -> list[int]:
 
 
 def test_response_is_learnt_under_its_salt_after_the_final_flag_whatever_the_method(
-    ticket: ModuleType, builder: RequestBuilder, monkeypatch: pytest.MonkeyPatch
+    handlers: ModuleType, builder: RequestBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     truth = reference.generate(TableTarget(VOCAB_SIZE).logits, PROMPT, Sampling(), 9)
     for method in ("none", "suffix", "ngram", "prompt_lookup"):
-        events = run(ticket, builder, monkeypatch, speculation=method)
+        events = run(handlers, builder, monkeypatch, speculation=method)
         assert events[-2:] == ["final", ("learn", "s", truth)] and "error" not in events
 
 
-def test_tokens_behind_a_stop_are_not_learnt(
-    ticket: ModuleType, builder: RequestBuilder, monkeypatch: pytest.MonkeyPatch
+def test_tokens_after_a_stop_are_not_learnt(
+    handlers: ModuleType, builder: RequestBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though one step may have accepted them with the stop."""
     truth = reference.generate(TableTarget(VOCAB_SIZE).logits, PROMPT, Sampling(), 9)
     end = truth.index(truth[4]) + 1
-    events = run(ticket, builder, monkeypatch, stop_ids=[truth[4]], draft_input_ids=truth)
+    events = run(handlers, builder, monkeypatch, stop_ids=[truth[4]], draft_input_ids=truth)
     assert learnt(events) == truth[:end]
-    assert learnt(run(ticket, builder, monkeypatch, draft_input_ids=truth)) == truth
+    assert learnt(run(handlers, builder, monkeypatch, draft_input_ids=truth)) == truth
 
 
 def test_request_that_was_broken_off_or_failed_leaves_nothing(
-    ticket: ModuleType, builder: RequestBuilder, monkeypatch: pytest.MonkeyPatch
+    handlers: ModuleType, builder: RequestBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ticket, "CANCEL_POLL_S", 0.0)
+    monkeypatch.setattr(handlers, "CANCEL_POLL_S", 0.0)
     polls = iter([False, False, False])
-    cancelled = run(ticket, builder, monkeypatch, is_cancelled=lambda: next(polls, True), stream=True)
+    cancelled = run(handlers, builder, monkeypatch, is_cancelled=lambda: next(polls, True), stream=True)
     assert cancelled.count("send") > 2 and not learnt(cancelled)
 
     class Slow(TableTarget):
@@ -126,20 +126,20 @@ def test_request_that_was_broken_off_or_failed_leaves_nothing(
             time.sleep(0.02)
             return super().step(*args)
 
-    monkeypatch.setattr(ticket, "BlsTargetClient", lambda *given: Slow(VOCAB_SIZE))
-    late = run(ticket, builder, monkeypatch, deadline_s=time.monotonic() + 0.2, stream=True, max_tokens=400)
+    monkeypatch.setattr(handlers, "BlsTargetClient", lambda *args: Slow(VOCAB_SIZE))
+    late = run(handlers, builder, monkeypatch, deadline_s=time.monotonic() + 0.2, stream=True, max_tokens=400)
     assert late.count("send") > 2 and not learnt(late)
 
     class Broken(TableTarget):
         def step(self, *args: Any) -> Any:
             raise EngineError("broken")
 
-    monkeypatch.setattr(ticket, "BlsTargetClient", lambda *given: Broken())
-    assert run(ticket, builder, monkeypatch) == ["error"]
+    monkeypatch.setattr(handlers, "BlsTargetClient", lambda *args: Broken())
+    assert run(handlers, builder, monkeypatch) == ["error"]
 
 
 def test_text_so_far_is_sent_when_the_target_is_lost_until_the_deadline(
-    ticket: ModuleType, builder: RequestBuilder, monkeypatch: pytest.MonkeyPatch
+    handlers: ModuleType, builder: RequestBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Lost(TableTarget):
         def step(self, *args: Any) -> Any:
@@ -148,15 +148,15 @@ def test_text_so_far_is_sent_when_the_target_is_lost_until_the_deadline(
             time.sleep(0.1)
             raise EngineLost("it has gone")
 
-    monkeypatch.setattr(ticket, "BlsTargetClient", lambda *given: Lost(VOCAB_SIZE))
-    in_time = run(ticket, builder, monkeypatch, deadline_s=time.monotonic() + 60, speculation="none", stream=True)
+    monkeypatch.setattr(handlers, "BlsTargetClient", lambda *args: Lost(VOCAB_SIZE))
+    in_time = run(handlers, builder, monkeypatch, deadline_s=time.monotonic() + 60, speculation="none", stream=True)
     assert in_time == ["send"] * 5 + ["error"]
-    late = run(ticket, builder, monkeypatch, deadline_s=time.monotonic() + 0.1, speculation="none", stream=True)
+    late = run(handlers, builder, monkeypatch, deadline_s=time.monotonic() + 0.1, speculation="none", stream=True)
     assert late == ["send"] * 6 + ["final", ("learn", "s", [])]
 
 
 def test_a_client_that_goes_while_a_step_waits_ends_its_request(
-    ticket: ModuleType, builder: RequestBuilder, monkeypatch: pytest.MonkeyPatch
+    handlers: ModuleType, builder: RequestBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     polls = iter([False])
     released: list[int] = []
@@ -173,26 +173,26 @@ def test_a_client_that_goes_while_a_step_waits_ends_its_request(
         def release(self) -> None:
             released.append(self.num_steps)
 
-    monkeypatch.setattr(ticket, "BlsTargetClient", Waiting)
-    events = run(ticket, builder, monkeypatch, is_cancelled=lambda: next(polls, True), stream=True)
+    monkeypatch.setattr(handlers, "BlsTargetClient", Waiting)
+    events = run(handlers, builder, monkeypatch, is_cancelled=lambda: next(polls, True), stream=True)
     assert events == ["send", "final", ("learn", "s", [])] and released == [0]
 
 
 def test_ngram_without_statistics_is_one_error_to_the_client(
-    ticket: ModuleType, builder: RequestBuilder, monkeypatch: pytest.MonkeyPatch
+    handlers: ModuleType, builder: RequestBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(ticket.pb, "send_error", lambda sender, message, error: said.append(message))
-    given = read({}, json.dumps({"input_ids": PROMPT, "speculation": "ngram"}))
+    messages: list[str] = []
+    monkeypatch.setattr(handlers.pb, "send_error", lambda sender, message, error: messages.append(message))
+    request = read({}, json.dumps({"input_ids": PROMPT, "speculation": "ngram"}))
     sender = SimpleNamespace(is_cancelled=lambda: False)
-    ticket.GenerationHandler(
-        given,
+    handlers.GenerationHandler(
+        request,
         sender,
         1e12,
         builder,
-        stepping(lambda job: ProposerDependencies(pytest.fail, VOCAB_SIZE)),
+        stepping(lambda request: ProposerDependencies(pytest.fail, VOCAB_SIZE)),
         lambda *_: None,
         None,
         NoMetrics(),
     ).run()
-    assert len(said) == 1 and "ngram_tables, corpus_index and remember_tokens" in said[0]
+    assert len(messages) == 1 and "ngram_tables, corpus_index and remember_tokens" in messages[0]
