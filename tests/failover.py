@@ -206,7 +206,7 @@ def kill_server(server: launcher.Server) -> None:
 def kill_public_model(server: launcher.Server) -> None:
     """Kill the process of the public model alone: Triton leaves its streams open and silent; the launcher reloads it.
 
-    Where Triton aborts behind that (triton#8882), the launcher starts the whole server again.
+    Where Triton aborts after that (triton#8882), the launcher starts the whole server again.
     """
     pid = pid_of(server, "speculative")
     os.kill(pid, signal.SIGKILL)

@@ -50,7 +50,7 @@ NUM_READERS, NUM_VISITORS = 6, 4
 THINK_S = 0.5
 HANG_LIMIT_S = 4.0
 READY_LIMIT_S, HEAL_LIMIT_S = 90.0, 300.0
-#: How long behind a fault's end a request may still feel it: its answer, or its client's limit, comes so much later.
+#: How long after a fault's end a request may still feel it: its answer, or its client's limit, comes so much later.
 AFTERMATH_S = 45.0
 #: How soon at the latest a launcher whose Triton is worn out replaces it, once the clients have stopped.
 REST_S = 5.0
@@ -139,7 +139,7 @@ class Chaos:
         os.kill(victim, SIGNALS[way])
         until(
             lambda: self.is_well(server) and pid_of(server, kind) not in (None, victim),
-            f"another {kind} behind {way}",
+            f"another {kind} after {way}",
             HEAL_LIMIT_S,
         )
         fault = Fault(kind, way, replica, began_s, time.monotonic() - began_s)

@@ -20,7 +20,7 @@ class Tally:
     paths: steps in which the accepted path differs; steps: whose tokens do. chance: sum of the probabilities, over
     seeds, that the two sides' picks differ. gaps: sum of |Δ| of the gap between the two likeliest; close: gaps below
     CLOSE. deltas: |Δ log p| of the NUM_TOP likeliest tokens, how many by 20·log10. margins: of the differing picks,
-    each behind its place, (prompt, position). places: so many are surely distinct; see `merged`.
+    each after its place, (prompt, position). places: so many are surely distinct; see `merged`.
     """
 
     target_tokens: int = 0

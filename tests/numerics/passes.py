@@ -57,7 +57,7 @@ class Forced:
 
 
 class Rows(NamedTuple):
-    """The picks of one dtype behind the root and the nodes of a path, and their logits, (a + 1, V) float64."""
+    """The picks of one dtype after the root and the nodes of a path, and their logits, (a + 1, V) float64."""
 
     target_tokens: list[int]
     logits: Tensor

@@ -35,7 +35,7 @@ def test_statistics_of_a_stream() -> None:
         found.setdefault(name, []).append(value)
     assert found == {
         "first token, ms": [500],
-        "inter-token, us": [pytest.approx(100_000)],  # 5 tokens behind the first, in 0.5 s
+        "inter-token, us": [pytest.approx(100_000)],  # 5 tokens after the first, in 0.5 s
         "tokens/s": [pytest.approx(10)],
         "inter-chunk, us": [pytest.approx(200_000), pytest.approx(300_000)],
         "tokens/chunk x100": [200],

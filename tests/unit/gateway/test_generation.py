@@ -95,7 +95,7 @@ def test_text_goes_on_where_a_replica_stopped(kind: str) -> None:
         metrics = Metrics()
         assert await text(generation(replicas, metrics)) == text_of(SEED, LENGTH)
         begun = [len(request.get("generated_ids", [])) for replica in made for request in replica.requests]
-        assert sorted(begun) == [0, 4, 8]  # both failed once behind four tokens; then one had no fault left
+        assert sorted(begun) == [0, 4, 8]  # both failed once after four tokens; then one had no fault left
 
     run(test)
 

@@ -38,7 +38,7 @@ def load(checkpoint):
 @functools.lru_cache(4096)
 @torch.inference_mode()
 def logits_of(checkpoint, ids, num_rows):
-    """Return (num_rows, V) float64 logits behind the last ids; remembered, since the tests ask much the same."""
+    """Return (num_rows, V) float64 logits after the last ids; remembered, since the tests ask much the same."""
     output = load(checkpoint)(input_ids=torch.tensor([ids]), use_cache=False)
     return output.logits[0, -num_rows:].double().numpy()
 
@@ -176,7 +176,7 @@ class Engine:
             self.is_lookahead_on = True
 
     def logits(self, ids, num_rows):
-        """Return (num_rows, V) float64 logits behind the last ids."""
+        """Return (num_rows, V) float64 logits after the last ids."""
         return logits_of(self._checkpoint, tuple(ids), num_rows)
 
     def padded(self, rows):

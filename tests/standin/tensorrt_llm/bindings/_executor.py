@@ -200,7 +200,7 @@ class Executor:
         return self._response(active, new)
 
     def _drafts(self, active):
-        """Return external drafts in the first iteration; an engine's own behind the first, which reads the prompt."""
+        """Return external drafts in the first iteration; an engine's own after the first, which reads the prompt."""
         room = active.request.max_tokens - len(active.generated) - 1
         if self.engine.drafts_inside and active.generated:
             return self.engine.guess(active.request, active.generated, active.rng)[:room]

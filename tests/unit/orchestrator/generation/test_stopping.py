@@ -31,7 +31,7 @@ class Row(NamedTuple):
 
 
 class Case(NamedTuple):
-    """What a row is about: tokens, rule, and what comes from outside behind the last token."""
+    """What a row is about: tokens, rule, and what comes from outside after the last token."""
 
     ids: list[int]
     words: tuple[str, ...] = ()

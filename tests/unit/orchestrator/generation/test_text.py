@@ -76,7 +76,7 @@ def test_detokenizer_text_comes_back_whole_and_never_half_a_character(text: str)
 @settings(deadline=None)
 @given(demo_ids, demo_ids)
 def test_detokenizer_any_ids_give_the_decoded_text(prompt: list[int], ids: list[int]) -> None:
-    """Broken bytes and special tokens among them, behind any prompt."""
+    """Broken bytes and special tokens among them, after any prompt."""
     pieces, rest = pieces_of(DEMO, [], ids)
     assert "".join(pieces) + rest == DEMO.decode(ids)
     before = DEMO.decode(prompt)

@@ -161,7 +161,7 @@ class Branching(Proposer):
 
 
 class Lengthy(Proposer):
-    """Samples a chain of two tokens, and goes on behind 1 for a long time."""
+    """Samples a chain of two tokens, and goes on after 1 for a long time."""
 
     name = "lengthy"
 

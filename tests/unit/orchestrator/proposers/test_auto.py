@@ -66,7 +66,7 @@ def test_auto_sends_fewer_nodes_where_rows_cost_more() -> None:
 
 
 class Drawn:
-    """A source whose candidates behind every continuation, and their probabilities, are drawn from a seed."""
+    """A source whose candidates after every continuation, and their probabilities, are drawn from a seed."""
 
     name = "drawn"
 
@@ -130,7 +130,7 @@ def test_growth_keeps_to_the_budget_and_grows_chains_where_a_rule_needs_them() -
 
 
 class Named(Drawn):
-    """A source that names the same candidates behind every continuation."""
+    """A source that names the same candidates after every continuation."""
 
     def __init__(self, candidates: list[Candidate]) -> None:
         super().__init__(0)

@@ -88,7 +88,7 @@ def test_automaton_of_several_sequences_finds_what_occurs_in_one_of_them(
 def test_automaton_following_a_match_keeps_a_suffix_that_occurs(
     text: list[int], choices: list[int], max_depth: int
 ) -> None:
-    """Also behind the end of the text, where the match goes on with the longest suffix that has a follower."""
+    """Also after the end of the text, where the match goes on with the longest suffix that has a follower."""
     automaton = Automaton(max_depth)
     automaton.extend(text)
     match, string = automaton.repeated(), longest([text], text, max_depth)

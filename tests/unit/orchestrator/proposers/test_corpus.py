@@ -51,7 +51,7 @@ def corpus_of(documents: list[list[int]], most: int = 1000) -> Corpus:
 
 
 def naive_places(documents: list[list[int]], suffix: list[int]) -> list[tuple[int, int]]:
-    """Where a text occurs with a token behind it: (document, place of that token)."""
+    """Where a text occurs with a token after it: (document, place of that token)."""
     size = len(suffix)
     return [
         (number, end)

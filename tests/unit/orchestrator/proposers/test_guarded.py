@@ -146,7 +146,7 @@ def drawn_from(probs: FloatArray) -> Distribution:
 
 
 class Drawing(Proposer):
-    """Draws a chain of two from Q; behind one of its tokens the next q is no distribution."""
+    """Draws a chain of two from Q; after one of its tokens the next q is no distribution."""
 
     name, options = "drawing", StepOptions()
 

@@ -58,7 +58,7 @@ samplings = st.builds(Sampling, st.sampled_from([0.0, 0.9]), seed=st.integers(0,
 def test_jacobi_guesses_and_passes_equal_the_textbook_s(
     target: TableTarget, sampling: Sampling, prompt: list[int], num_unknowns: int
 ) -> None:
-    """The committed tokens and the guesses behind them, read from the first unknown on, are the textbook's iterate."""
+    """The committed tokens and the guesses after them, read from the first unknown on, are the textbook's iterate."""
     iterates = textbook(target, prompt, list(islice(cycle(prompt), num_unknowns)), sampling)
     proposer, context = jacobi(num_unknowns), Context(prompt)
     for number, iterate in enumerate(iterates[1:], start=1):
@@ -103,7 +103,7 @@ def test_jacobi_by_hand() -> None:
     proposer, context = jacobi(4), Context([7, 8, 9])
     tree = proposer.propose(context, Sampling(), WIDE).tree
     assert tree.tokens.tolist() == [7, 8, 9, 7] and tree.is_chain
-    # 7 and 8 were right, 9 should be 5; the answers behind it keep their places: 4 behind 9, 3 behind 7.
+    # 7 and 8 were right, 9 should be 5; the answers after it keep their places: 4 after 9, 3 after 7.
     proposer.observe(tree, Acceptance((1, 2), 5, np.array([7, 8, 5, 4, 3], np.int32)))
     tree = proposer.propose(context, Sampling(), WIDE).tree
     assert tree.tokens.tolist() == [4, 3, 8, 9]  # the prompt goes on where it was left

@@ -220,7 +220,7 @@ def test_pool_keeps_the_tails_that_were_entered_last() -> None:
     pool = NgramPool(2)
     for ngram in ("abc", "ade", "abc", "afg", "xyz"):
         pool.add(tuple(ids(ngram)))
-    assert [text(tail) for tail in pool.tails(ids("a")[0])] == ["fg", "bc"]  # bc came again behind de
+    assert [text(tail) for tail in pool.tails(ids("a")[0])] == ["fg", "bc"]  # bc came again after de
     assert [text(tail) for tail in pool.tails(ids("x")[0])] == ["yz"]
     assert pool.tails(ids("q")[0]) == []
 

@@ -39,7 +39,7 @@ def text_of(rng: np.random.Generator, length: int) -> list[int]:
 
 
 def tables_of(rng: np.random.Generator) -> Tables:
-    """Counts behind all contexts of no token and some of one, two and three, ties among them."""
+    """Counts after all contexts of no token and some of one, two and three, ties among them."""
     levels = []
     for length in range(4):
         keys = np.unique(rng.integers(0, VOCAB**length, 40))

@@ -66,9 +66,9 @@ def proposed(ids: list[int], sampling: Sampling = GREEDY, budget: Budget = WIDE,
     ("ids", "order", "expected"),
     [
         ([1], 1, [3, 3, 3]),  # the unigram; 3 and 7 tie: the lowest id
-        ([1], 2, [2, 1, 2]),  # 1 and 5 tie behind 2
+        ([1], 2, [2, 1, 2]),  # 1 and 5 tie after 2
         ([0, 1, 2], 3, [6, 1, 2]),  # 1 2 → 6; 2 6 unknown, 6 → 1; 6 1 unknown, 1 → 2
-        ([3, 1, 2], 4, [4, 3, 3]),  # 3 1 2 → 4; nothing known behind 4
+        ([3, 1, 2], 4, [4, 3, 3]),  # 3 1 2 → 4; nothing known after 4
         ([0, 1, 2], 4, [6, 1, 2]),
         ([2], 4, [1, 2, 6]),  # a context shorter than order − 1
         ([9], 4, [3, 3, 3]),
@@ -156,7 +156,7 @@ def test_drawn_token_has_the_law_q_over_seeds(sampling: Sampling) -> None:
 
 
 def test_each_node_carries_the_q_it_was_drawn_from() -> None:
-    """The second token's law is that behind the first one drawn."""
+    """The second token's law is that after the first one drawn."""
     sampling = Sampling(1.0)
     for seed in range(50):
         proposal = proposed([1], replace(sampling, seed=seed), order=2, draft_len=2)

@@ -45,7 +45,7 @@ def paths_of(tree: TokenTree) -> list[list[int]]:
 
 
 def places(ids: list[int], size: int) -> list[int]:
-    """Where the last `size` tokens stood before, as the position behind them."""
+    """Where the last `size` tokens stood before, as the position after them."""
     return [end for end in range(size, len(ids)) if ids[end - size : end] == ids[-size:]]
 
 
@@ -109,7 +109,7 @@ def test_lookup_branches_differ_in_their_first_token_and_keep_the_order() -> Non
     ids = [9, 2, 3, 3, 1, 2, 4, 4, 1, 2, 5, 5, 1, 2, 5, 6, 1, 2]
     assert paths_of(tree_of(lookup(draft_len=2, branches=1), ids)) == [[5, 6]]
     assert paths_of(tree_of(lookup(draft_len=2, branches=2), ids)) == [[5, 6], [4, 4]]
-    # When the longest suffix has no further continuation, shorter ones add theirs: 3 stood behind 2, not behind 1 2.
+    # When the longest suffix has no further continuation, shorter ones add theirs: 3 stood after 2, not after 1 2.
     assert paths_of(tree_of(lookup(draft_len=2, branches=9), ids)) == [[5, 6], [4, 4], [3, 3]]
     assert paths_of(tree_of(lookup(draft_len=2, branches=9, match="leftmost"), ids)) == [[4, 4], [5, 5], [3, 3]]
 

@@ -40,7 +40,7 @@ class Scripted(Proposer):
 
 @dataclass
 class NoFives:
-    """A grammar without the token 2, 5 only behind an output of one token."""
+    """A grammar without the token 2, 5 only after an output of one token."""
 
     output: list[int] = field(default_factory=list)
 

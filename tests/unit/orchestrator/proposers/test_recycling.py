@@ -177,7 +177,7 @@ def test_requests_of_one_salt_share_what_the_target_said_and_never_a_prompt() ->
 
 def test_the_request_s_own_rows_come_before_the_shared_ones() -> None:
     shared = AdjacencyMatrix(V)
-    shared.learn(np.array([2, 3]), np.array([[7, 8], [9, 10]], np.int32))  # behind the tokens 1 and 2
+    shared.learn(np.array([2, 3]), np.array([[7, 8], [9, 10]], np.int32))  # after the tokens 1 and 2
     tree = recycling(shared, choices=[[0, 0], [1]]).propose(Context([1, 6, 1]), Sampling(), WIDE).tree
     assert tree.paths[1:] == [(6,), (6, 1)]
     tree = recycling(shared, choices=[[0, 0], [1]]).propose(Context([2]), Sampling(), WIDE).tree

@@ -30,7 +30,7 @@ RANGE = re.compile(r"(-?[\d.]+?)\.\.([\d.]+)")
 
 
 def rows(marker: str) -> list[list[str]]:
-    """The cells of the table behind a marker."""
+    """The cells of the table after a marker."""
     lines = TEXT.partition(f"<!-- {marker} -->\n\n")[2].partition("\n\n")[0].splitlines()[2:]
     return [[cell.strip().replace(r"\|", "|") for cell in CELLS.split(line)[1:-1]] for line in lines]
 

@@ -61,7 +61,7 @@ def letters(text: str) -> list[int]:
 
 
 def fresh(grammar: Grammar, tokens: list[int]) -> LLMatcher | None:
-    """The library alone, at the state behind the tokens; None where they break the grammar."""
+    """The library alone, at the state after the tokens; None where they break the grammar."""
     text = '{"type": ["object", "array"]}' if grammar.kind == "json" else grammar.text
     if grammar.kind == "regex":
         definition = LLMatcher.grammar_from_regex(text)

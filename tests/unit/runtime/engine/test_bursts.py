@@ -59,20 +59,20 @@ class Sequence:
         return self.call(0)
 
     def large(self) -> StepCall:
-        """Return the call of a step with a large draft behind the first token."""
+        """Return the call of a step with a large draft after the first token."""
         call = self.single()
         tree = TokenTree.from_paths([[token] for token in range(STEP_TOKENS + 1)])
         call.request = replace(call.request, tree=tree)
         return call
 
     def single(self) -> StepCall:
-        """Return a call of one step behind the first token."""
+        """Return a call of one step after the first token."""
         self.engine.advance([self.begin()])
         self.context.commit([self.answers[0].next_token])
         return self.call(len(self.context) - 1)
 
     def several(self, drafts: NativeDrafts | None = None, limit_s: float = LIMIT_S, **end: Any) -> StepCall:
-        """Return a call of up to MAX_STEPS steps behind the first token."""
+        """Return a call of up to MAX_STEPS steps after the first token."""
         if not self.answers:
             self.engine.advance([self.begin()])
             self.context.commit([self.answers[0].next_token])
@@ -123,7 +123,7 @@ def uninterrupted(folder: Path) -> Callable[..., Sequence]:
 
 
 def suffix_drafts() -> NativeDrafts:
-    """Return the drafts of `suffix` behind the prompt, which the engine must be told of the first token."""
+    """Return the drafts of `suffix` after the prompt, which the engine must be told of the first token."""
     proposer = native_suffix(SuffixOptions(8, 4, False, 4.0, 0.1))
     assert proposer
     proposer.next(PROMPT, 0, 0)
@@ -136,7 +136,7 @@ def advance_until_answered(engine: TargetEngine, call: StepCall, limit: int = 40
         engine.advance([call])
         if call.answered:
             return number
-    raise AssertionError(f"unanswered behind {limit} passes")
+    raise AssertionError(f"unanswered after {limit} passes")
 
 
 def test_steps_go_on_behind_a_prompt_without_an_answer_in_between(

@@ -180,7 +180,7 @@ def test_prefix_hit_and_eviction_equal_a_cold_cache(folder: Path, plain: StockMo
 
 
 def test_published_blocks_are_never_written_again(engine: EngineThread[StepRequest], plain: StockModel) -> None:
-    """A sequence that goes back behind blocks that another one shares must not disturb it."""
+    """A sequence that goes back to a place before blocks that another one shares must not disturb it."""
     shared = random_ids(24)
     first, second = EngineTarget(engine, 1, True), EngineTarget(engine, 2, True)
     for target in (first, second):

@@ -115,7 +115,7 @@ class Alone:
         )
 
     def steps(self, max_steps: int, limit_s: float = LIMIT_S, **end: Any) -> list[Acceptance]:
-        """Return the plain steps behind the context, which stays as it is."""
+        """Return the plain steps after the context, which stays as it is."""
         answers = ask(self.engine, self.request(max_steps, limit_s, **end))
         return [step.acceptance for step in answers] if isinstance(answers, list) else [answers]
 
@@ -147,7 +147,7 @@ def test_no_plain_step_begins_after_the_limit(sequence: Alone) -> None:
 
 
 def test_another_call_is_answered_before_plain_steps_are(sequence: Alone) -> None:
-    """The second sequence calls while the first one's steps run; they all go on behind its pass."""
+    """The second sequence calls while the first one's steps run; they all go on after its pass."""
     other = StepRequest(delta_of(Context(PROMPT), 0, 2, ""), TokenTree.bare(), Sampling(), StepOptions(), 60_000)
     for _ in range(500):  # until the call comes in time
         long = submit(sequence.engine, sequence.request(MAX_AHEAD))

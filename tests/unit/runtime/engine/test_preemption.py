@@ -29,7 +29,7 @@ def with_blocks(paged: PagedModel, num_blocks: int) -> PagedModel:
 
 
 def generate(engine: EngineThread, number: int, sampling: Sampling, tree: TokenTree) -> list[int]:
-    """Return a text of LENGTH tokens behind a prompt of its own."""
+    """Return a text of LENGTH tokens after a prompt of its own."""
     context = Context([number, 1, 2, 3, *range(10, 16 + number)])
     target = EngineTarget(engine, number)
     while len(context) - context.prompt_len < LENGTH:

@@ -76,7 +76,7 @@ def test_what_the_context_costs_is_measured_apart_from_the_rows(folder: Path, mo
 def test_contexts_cost_what_they_do_though_a_round_was_held_up(
     folder: Path, monkeypatch: pytest.MonkeyPatch, num_rounds: int, costs_some: bool
 ) -> None:
-    """In two rounds it might be noise. The first passes of a row behind the short context are those of the rows."""
+    """In two rounds it might be noise. The first passes of a row after the short context are those of the rows."""
     paged, num_passes = with_row_s(folder, monkeypatch, 1e-5, 1e-7, 1e-8), 0
     forward = paged.forward
 

@@ -130,7 +130,7 @@ def test_a_hole_keeps_its_positions_and_is_not_attended_to(eagle: Eagle, monkeyp
         expected = dynamic_tree(lambda path, n=length, s=seen: eagle.log_q(ids[:n], features, path, s), 3, 4, 9)
         assert same_dynamic(answer, expected)
     (other,) = draft(engine, request(ids, None, sequence_id=2))
-    assert other.cached_len == 0  # nothing behind a hole is published
+    assert other.cached_len == 0  # nothing after a hole is published
 
 
 def test_a_restarted_engine_does_not_know_the_sequence(eagle: Eagle) -> None:

@@ -103,7 +103,7 @@ def test_siblings_are_sampled_from_q_without_replacement(answers: list[Any]) -> 
 def test_what_is_accepted_has_the_target_s_law(drafted: tuple[str, list[Any]]) -> None:
     kind, answers = drafted
     p = exp(torch.randn(7, VOCAB[kind], generator=torch.Generator().manual_seed(3)).double().numpy())
-    p[1:] = p[1]  # behind every first token the same law, so that the second one's is known
+    p[1:] = p[1]  # after every first token the same law, so that the second one's is known
     p /= p.sum(axis=1, keepdims=True)
     first, second = Counter[int](), Counter[int]()
     for seed, answer in enumerate(answers):

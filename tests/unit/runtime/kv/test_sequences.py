@@ -27,7 +27,7 @@ class Memory:
     rows: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def compute(self, sequence: CachedSequence, num_drafts: int = 0) -> None:
-        """Run the pass that an engine would: what is not computed, and rubbish for drafts behind it."""
+        """Run the pass that an engine would: what is not computed, and rubbish for drafts after it."""
         for index in range(sequence.num_computed, len(sequence.ids)):
             self.write(sequence, index, tuple(sequence.ids[: index + 1]))
         for index in range(len(sequence.ids), len(sequence.ids) + num_drafts):
@@ -258,7 +258,7 @@ def test_going_back_leaves_published_blocks_as_they_are() -> None:
 
 
 def test_what_follows_a_rollback_is_found_under_its_own_past_alone() -> None:
-    """First 0123 4567 89.. , then 0123 45xx yyyy: the last block belongs behind 45xx, not behind 4567."""
+    """First 0123 4567 89.. , then 0123 45xx yyyy: the last block belongs after 45xx, not after 4567."""
     memory = Memory(make_table())
     sender = Sender(1, Context(list(range(16))))
     run(memory, sender)

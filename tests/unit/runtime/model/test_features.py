@@ -83,7 +83,7 @@ def close(ours: np.ndarray | None, truth: np.ndarray) -> bool:
 def test_features_of_every_step_equal_the_stock_model_s(
     folder: Path, plain: StockModel, hooked: Hooked, kind: HiddenStates, width: int
 ) -> None:
-    """Trees whose accepted nodes stand behind rejected ones, so that their rows move."""
+    """Trees whose accepted nodes stand after rejected ones, so that their rows move."""
     engine = start_target(make_paged(folder, features=kind))
     prompt = random_ids(14)
     truth = reference.generate(plain.logits, prompt, Sampling(), 30)

@@ -113,7 +113,7 @@ def open_segment(paged: PagedModel, sequence_id: int, ids: list[int], tree: Toke
 
 
 def logits_alone(paged: PagedModel, ids: list[int]) -> torch.Tensor:
-    """The logits behind `ids`, computed one token a pass as plain decoding does; (V,)."""
+    """The logits after `ids`, computed one token a pass as plain decoding does; (V,)."""
     sequence = paged.sequences.open(delta_of(Context(ids), 0, 99, ""), 0, 0)
     for place in range(len(ids)):
         logits = paged.forward([Segment(sequence, place, place + 1)])

@@ -75,7 +75,7 @@ def test_admission_a_request_that_gets_no_thread_is_answered_and_leaves_its_plac
 def test_admission_a_request_that_is_larger_than_limits_lowered_since_is_refused(
     make: Callable[[int, int], Admission],
 ) -> None:
-    """It was read with the settings before a reload; nothing would ever begin behind it."""
+    """It was read with the settings before a reload; nothing would ever begin after it."""
     admission, crowd = make(4, 5), Crowd()
     admission.resize(2, 5, None)
     large = ScriptedRequest(crowd)

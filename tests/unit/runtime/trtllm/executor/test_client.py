@@ -125,7 +125,7 @@ def test_result_without_new_tokens_is_an_error(
     [
         ([21, 22], (1,), 22),  # cut short: the last token is the new root, though it was drafted
         ([21, 22, 23], (1, 2), 23),
-        ([21, 30, 31], (1,), 30),  # went on behind the first difference: the rest is another step's
+        ([21, 30, 31], (1,), 30),  # went on after the first difference: the rest is another step's
         ([30], (), 30),
     ],
 )

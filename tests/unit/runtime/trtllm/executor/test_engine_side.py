@@ -321,7 +321,7 @@ def test_passes_that_one_response_sums_up_are_counted(start: Callable[..., Clien
 
     def summed(active: Any) -> Any:
         response = iterate(active)
-        response.result.decoding_iter += 1  # as if another pass lay behind it
+        response.result.decoding_iter += 1  # as if another pass lay after it
         response.result.output_token_ids[0].append(7)
         return response
 
