@@ -97,7 +97,7 @@ def count(function: Callable[[], Any]) -> Launches:
 
 
 @contextmanager
-def small_engine(memory_mb: int = 64) -> Iterator[TargetEngine]:
+def small_engine() -> Iterator[TargetEngine]:
     """Yield a target engine over a small random Llama that samples in torch, as on a GPU."""
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
@@ -116,7 +116,7 @@ def small_engine(memory_mb: int = 64) -> Iterator[TargetEngine]:
     ):
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
         model = load_model(folder, "cpu", "float64", kernels="torch")
-        yield TargetEngine(PagedModel(model, memory_mb, BLOCK_TOKENS))
+        yield TargetEngine(PagedModel(model, 64, BLOCK_TOKENS))
 
 
 class Requests:

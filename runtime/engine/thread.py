@@ -5,12 +5,12 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from orchestrator.core.errors import ServingError, Unavailable
 from orchestrator.core.types import EngineStatus
 from runtime.engine.batching import BatchingPolicy
-from runtime.engine.calls import Engine, EngineCall, Reply, Request
+from runtime.engine.calls import Engine, EngineCall, Reply, Request, submit_and_wait
 from runtime.engine.client_thread import ClientThread
 from runtime.engine.passes import Passes
 
@@ -52,6 +52,14 @@ class EngineThread(ClientThread[Request]):
     def num_calls(self) -> int:
         """Number of calls in these passes."""
         return self._passes.progress.num_calls
+
+    def warm_up(self, calls: Sequence[Request]) -> None:
+        """Start, answer calls one after another, and release their sequences."""
+        self.start()
+        for request in calls:
+            submit_and_wait(self.submit, request)
+        for sequence_id in {request.delta.sequence_id for request in calls}:
+            self.release(sequence_id)
 
     def submit(self, request: Request, deadline_s: float, on_answer: Reply) -> None:
         """Queue a call; `on_answer` is called once, on the engine's thread (after `close`, on the caller's).

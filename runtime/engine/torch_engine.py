@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import time
-from collections.abc import Sequence
 
 import torch
 from transformers import AutoConfig
@@ -23,7 +22,6 @@ from orchestrator.wire.context import Delta, delta_of
 from orchestrator.wire.drafter import DraftRequest
 from orchestrator.wire.target import StepRequest
 from runtime.engine.build_engines import ModelCaller
-from runtime.engine.calls import Request, submit_and_wait
 from runtime.engine.draft import DraftEngine
 from runtime.engine.paged import CPU_PASS_TOKENS, Model, PagedModel
 from runtime.engine.profile import measured_costs
@@ -69,7 +67,7 @@ def start_target(paged: PagedModel, config: ServingConfig) -> tuple[TargetThread
     ]
     thread = TargetThread(TargetEngine(paged), "target-engine", paged.model.prepare, _grammars(config, paged))
     thread.pass_costs = measured_costs(paged) if config.has_runs else None
-    _warm_up(thread, warm_up)
+    thread.warm_up(warm_up)
     return thread, paged.model
 
 
@@ -77,7 +75,7 @@ def build_draft(config: ServingConfig, caller: ModelCaller) -> tuple[EngineThrea
     """Load the draft model and start its engine; raises ConfigError if it cannot be served."""
     engine = load_draft(config)
     thread = EngineThread(engine, "draft-engine", engine.paged.model.prepare)
-    _warm_up(thread, draft_warm_up(engine))
+    thread.warm_up(draft_warm_up(engine))
     return thread, engine.paged.model
 
 
@@ -95,13 +93,6 @@ def draft_warm_up(engine: DraftEngine) -> list[DraftRequest]:
     """Return the calls that warm the draft model up: one greedy, one sampled."""
     delta = _warm_up_delta(engine.paged)
     return [DraftRequest(delta, sampling, 4, 4) for sampling in (Sampling(), Sampling(1.0, top_p=0.9))]
-
-
-def _warm_up(thread: EngineThread[Request], calls: Sequence[Request]) -> None:
-    thread.start()
-    for request in calls:
-        submit_and_wait(thread.submit, request)
-    thread.release(1)
 
 
 def _warm_up_delta(paged: PagedModel) -> Delta:

@@ -19,7 +19,6 @@ from orchestrator.deployment.config import ServingConfig
 from orchestrator.native.compiling import Unbuilt
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest
-from runtime.engine.calls import submit_and_wait
 from runtime.engine.thread import EngineThread
 from runtime.heads.checkpoint.load import load_head
 from runtime.heads.engines.base import HeadEngine
@@ -35,7 +34,6 @@ log = logging.getLogger(__name__)
 
 #: Kernels are compiled for up to this many rows, one tree level of several requests; more rows are rare.
 MAX_PREPARED_ROWS = 64
-WARM_UP_SEQUENCE = 1
 
 
 def _eagle(head: Any, config: ServingConfig, native: NativeHead | None) -> HeadEngine:
@@ -61,10 +59,7 @@ def build_head(kind: str, config: ServingConfig) -> EngineThread[DraftRequest]:
     head, engine = load_engine(kind, config)
     kernels = (lambda: None) if engine.native else (lambda: compile_kernels(head, MAX_PREPARED_ROWS))
     thread = EngineThread(engine, f"{kind}-engine", kernels)
-    thread.start()
-    for request in head_warm_up(engine):
-        submit_and_wait(thread.submit, request)
-    thread.release(WARM_UP_SEQUENCE)
+    thread.warm_up(head_warm_up(engine))
     return thread
 
 
@@ -111,7 +106,7 @@ def head_warm_up(engine: HeadEngine) -> list[DraftRequest]:
     """Return the calls that warm up a head: eight tokens, with dynamic and static trees, greedy and sampled."""
     context, features = Context([0] * 8), np.zeros((7, engine.feature_width), np.float32)
     return [
-        DraftRequest(delta_of(context, 0, WARM_UP_SEQUENCE, "warm-up"), sampling, 4, 2, head)
+        DraftRequest(delta_of(context, 0, 1, "warm-up"), sampling, 4, 2, head)
         for head in (HeadInput(features, width=2), HeadInput(features, choices=tree_of_choices([[0, 0], [1]])))
         for sampling in (Sampling(), Sampling(1.0, top_p=0.9))
     ]

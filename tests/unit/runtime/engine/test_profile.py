@@ -94,8 +94,10 @@ def test_contexts_cost_what_they_do_though_a_round_was_held_up(
     assert costs and bool(costs.token_s) is costs_some
 
 
-def test_a_cache_without_room_for_a_long_context_is_measured_behind_a_short_one(folder: Path) -> None:
-    paged = make_paged(folder)
+def test_a_cache_without_room_for_a_long_context_is_measured_after_a_short_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paged = with_row_s(folder, monkeypatch, 1e-5, 1e-7, 1e-8)
     pool = paged.sequences.pool
     pool.allocate(pool.num_available - (256 + 128) // pool.block_tokens, None)
     costs = measured_costs(paged)
