@@ -14,24 +14,25 @@ def pack_engine_speculation(options: EngineSpeculation | None) -> Tensors:
     if options is None:
         return {}
     return (
-        pack_scalars(inside_length=options.length)
-        | pack_ids("inside_sizes", options.sizes)
-        | pack_ids("inside_choice_lengths", [len(path) for path in options.choices])
-        | pack_ids("inside_choice_ranks", [rank for path in options.choices for rank in path])
+        pack_scalars(speculation_length=options.length)
+        | pack_ids("speculation_sizes", options.sizes)
+        | pack_ids("speculation_choice_lengths", [len(path) for path in options.choices])
+        | pack_ids("speculation_choice_ranks", [rank for path in options.choices for rank in path])
     )
 
 
 def unpack_engine_speculation(tensors: Incoming) -> EngineSpeculation | None:
     """Unpack the options of an engine's own speculation; raise EngineError if a tensor is invalid."""
-    if "inside_length" not in tensors:
+    if "speculation_length" not in tensors:
         return None
-    length, sizes = scalar(tensors, "inside_length"), tuple(ids(tensors, "inside_sizes").tolist())
+    length, sizes = scalar(tensors, "speculation_length"), tuple(ids(tensors, "speculation_sizes").tolist())
     if length < 1 or len(sizes) not in (0, NUM_SIZES):
         raise EngineError(
-            f"inside_length must be 1 or more, inside_sizes must have 0 or {NUM_SIZES} numbers; got {length}, {sizes}"
+            f"speculation_length must be 1 or more, speculation_sizes must have 0 or {NUM_SIZES} numbers; "
+            f"got {length}, {sizes}"
         )
-    lengths = ids(tensors, "inside_choice_lengths").tolist()
-    paths = split(ids(tensors, "inside_choice_ranks").tolist(), lengths, "inside_choice_ranks")
+    lengths = ids(tensors, "speculation_choice_lengths").tolist()
+    paths = split(ids(tensors, "speculation_choice_ranks").tolist(), lengths, "speculation_choice_ranks")
     return EngineSpeculation(length, tuple(map(tuple, paths)), sizes)
 
 

@@ -100,12 +100,12 @@ def unpack_run(tensors: Incoming, vocab_size: int = MAX_VOCAB_SIZE) -> RunOption
 
 def pack_take(take: TakeSteps) -> Tensors:
     """Pack the call for the next steps of a run."""
-    return {"sequence_id": np.array([take.sequence_id], np.uint64)} | pack_ids("taken", [take.prefix_len])
+    return {"sequence_id": np.array([take.sequence_id], np.uint64)} | pack_ids("prefix_len", [take.prefix_len])
 
 
 def unpack_take(tensors: Incoming) -> TakeSteps | None:
     """Unpack the call for the next steps of a run; return None for any other call."""
-    return TakeSteps(scalar(tensors, "sequence_id"), scalar(tensors, "taken")) if "taken" in tensors else None
+    return TakeSteps(scalar(tensors, "sequence_id"), scalar(tensors, "prefix_len")) if "prefix_len" in tensors else None
 
 
 def pack_steps(steps: Sequence[Step]) -> Tensors:

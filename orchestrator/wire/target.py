@@ -44,7 +44,7 @@ from orchestrator.wire.tensors import (
 )
 from orchestrator.wire.tree import pack_tree, unpack_q, unpack_tree
 
-# The bits of `want`: two flags, then those of HiddenStates, shifted to 4 and 8.
+# The bits of `wanted`: two flags, then those of HiddenStates, shifted to 4 and 8.
 TARGET_TOKENS_BIT, LOGPROBS_BIT, HIDDEN_STATES_SHIFT = 1, 2, 2
 
 
@@ -103,20 +103,20 @@ def unpack_call(tensors: Incoming, vocab_size: int, max_nodes: int) -> StepReque
 
 
 def _pack_options(options: StepOptions) -> Tensors:
-    want = TARGET_TOKENS_BIT * options.target_tokens | LOGPROBS_BIT * options.logprobs
-    want |= options.hidden_states << HIDDEN_STATES_SHIFT
-    tensors = pack_nonzero(want=want, num_top=options.num_top, num_node_top=options.num_node_top)
+    wanted = TARGET_TOKENS_BIT * options.target_tokens | LOGPROBS_BIT * options.logprobs
+    wanted |= options.hidden_states << HIDDEN_STATES_SHIFT
+    tensors = pack_nonzero(wanted=wanted, num_top=options.num_top, num_node_top=options.num_node_top)
     if options.features_from is not None:
         tensors |= pack_scalars(features_from=options.features_from)
     return tensors | pack_engine_speculation(options.engine_speculation)
 
 
 def _unpack_options(tensors: Incoming, vocab_size: int) -> StepOptions:
-    want = scalar(tensors, "want", 0)
-    hidden_states = HiddenStates(want >> HIDDEN_STATES_SHIFT) & (HiddenStates.LAST | HiddenStates.LAYERS)
+    wanted = scalar(tensors, "wanted", 0)
+    hidden_states = HiddenStates(wanted >> HIDDEN_STATES_SHIFT) & (HiddenStates.LAST | HiddenStates.LAYERS)
     return StepOptions(
-        target_tokens=bool(want & TARGET_TOKENS_BIT),
-        logprobs=bool(want & LOGPROBS_BIT),
+        target_tokens=bool(wanted & TARGET_TOKENS_BIT),
+        logprobs=bool(wanted & LOGPROBS_BIT),
         features_from=scalar(tensors, "features_from", 0) if hidden_states else None,
         num_top=bounded(tensors, "num_top", vocab_size, 0),
         hidden_states=hidden_states,
@@ -133,11 +133,11 @@ def pack_acceptance(acceptance: Acceptance) -> Tensors:
         forward_us=packed_us(acceptance.forward_us),
         verify_us=packed_us(acceptance.verify_us),
         num_in_pass=acceptance.num_in_pass,
-        num_beside=acceptance.num_in_separate_pass,
+        num_in_separate_pass=acceptance.num_in_separate_pass,
         num_cached_tokens=acceptance.num_cached_tokens,
     )
     if acceptance.target_tokens is not None:
-        tensors["picks"] = acceptance.target_tokens
+        tensors["target_tokens"] = acceptance.target_tokens
     if acceptance.logprobs is not None:
         tensors["logprobs"] = acceptance.logprobs.astype(np.float64)
     if acceptance.top_ids is not None and acceptance.top_logprobs is not None:
@@ -161,7 +161,7 @@ def unpack_acceptance(tensors: Incoming, tree: TokenTree) -> Acceptance:
     return Acceptance(
         path,
         scalar(tensors, "next_token"),
-        target_tokens=table(tensors, "picks", np.int32, 1, tree.num_nodes + 1),
+        target_tokens=table(tensors, "target_tokens", np.int32, 1, tree.num_nodes + 1),
         logprobs=logprobs,
         top_ids=top_ids,
         top_logprobs=top_logprobs,
@@ -174,5 +174,5 @@ def unpack_acceptance(tensors: Incoming, tree: TokenTree) -> Acceptance:
         queue_us=scalar(tensors, "queue_us", 0),
         verify_us=scalar(tensors, "verify_us", 0),
         node_top_ids=table(tensors, "node_top_ids", np.int32, 2, tree.num_nodes + 1),
-        num_in_separate_pass=scalar(tensors, "num_beside", 0),
+        num_in_separate_pass=scalar(tensors, "num_in_separate_pass", 0),
     )

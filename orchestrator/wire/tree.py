@@ -20,7 +20,7 @@ def pack_tree(tree: TokenTree, q: tuple[Distribution, ...] = ()) -> Tensors:
     return tensors | {
         "q_counts": np.array([len(each.ids) for each in q], np.int32),
         "q_ids": np.concatenate([each.ids for each in q]),
-        "q_probs": np.concatenate([each.weights for each in q]),
+        "q_weights": np.concatenate([each.weights for each in q]),
     }
 
 
@@ -33,5 +33,5 @@ def unpack_q(tensors: Incoming) -> tuple[Distribution, ...]:
     """Unpack the distributions q; raise EngineError if their sizes do not add up. Their numbers are not checked."""
     counts = ids(tensors, "q_counts").tolist()
     q_ids = split(ids(tensors, "q_ids"), counts, "q_ids")
-    weights = split(numbers(tensors, "q_probs"), counts, "q_probs")
+    weights = split(numbers(tensors, "q_weights"), counts, "q_weights")
     return tuple(map(Distribution, q_ids, weights))

@@ -46,7 +46,7 @@ class Target:
         monkeypatch.setattr(clients.pb, "call", self._call)
 
     def _call(self, model: str, tensors: Any, limit_s: float, is_unwanted: Callable[[], bool] = lambda: False) -> Any:
-        if "taken" in tensors:
+        if "prefix_len" in tensors:
             self.calls.append("take")
         elif "context_ids" in tensors:
             self.calls.append("begin")

@@ -29,5 +29,5 @@ def test_result_whose_passes_do_not_add_up_to_its_tokens_is_refused(
 def test_invalid_engine_options_are_refused(inside: EngineSpeculation) -> None:
     delta = delta_of(Context([1]), 0, 1, "")
     tensors = pack_step(StepRequest(delta, TokenTree.bare(), Sampling(), StepOptions(engine_speculation=inside), 1000))
-    with pytest.raises(EngineError, match="inside_length must be 1 or more"):
+    with pytest.raises(EngineError, match="speculation_length must be 1 or more"):
         unpack_step(tensors, VOCAB_SIZE, MAX_NODES)
