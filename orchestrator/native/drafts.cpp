@@ -68,10 +68,9 @@ int drafts_remembered(void* recollection, const int32_t* backwards, int count, i
 
 // corpus, recollection: null = the request does not draft from it.
 Proposer* drafts_new_growth(void* estimates, const void* tables, const void* corpus, const void* recollection,
-                            const int32_t* prediction, size_t size, int is_chain) {
+                            int is_chain) {
   return make<Growth>(static_cast<Estimates*>(estimates), static_cast<const Tables*>(tables),
-                      static_cast<const Corpus*>(corpus), static_cast<const Recollection*>(recollection), prediction,
-                      size, is_chain);
+                      static_cast<const Corpus*>(corpus), static_cast<const Recollection*>(recollection), is_chain);
 }
 
 Proposer* drafts_new_prompt_lookup(const PromptLookupOptions* options) { return make<PromptLookup>(*options); }
@@ -87,6 +86,11 @@ int drafts_next(void* proposer, const int32_t* committed, size_t count, int max_
   return guarded_or(-1, [&] {
     return static_cast<Proposer*>(proposer)->next(committed, count, max_nodes, max_depth, costs, *tree);
   });
+}
+
+// Read a part of the output that the client expects, before any output; returns null, or what is wrong.
+const char* drafts_read_prediction(void* growth, const int32_t* tokens, size_t count) {
+  return native::guarded([&] { return growth_of(growth)->read_prediction(tokens, count), nullptr; });
 }
 
 // Read a part of the prompt, before the first tree; returns null, or what is wrong.

@@ -128,10 +128,11 @@ class GrowthBinding(NativeProposer):
         prediction: Sequence[int],
         is_chain: bool,
     ) -> None:
-        ids, library = np.array(prediction, np.int32), estimates.library
+        library = estimates.library
         sources = *(each.address if each else None for each in (tables, corpus)), memory.handle if memory else None
-        handle = library.drafts_new_growth(estimates.handle, *sources, ids.ctypes.data, len(ids), is_chain)
+        handle = library.drafts_new_growth(estimates.handle, *sources, is_chain)
         super().__init__(library, handle, (estimates, tables, corpus, memory))
+        self._read(library.drafts_read_prediction, prediction)
 
     def read_prompt(self, tokens: Sequence[int]) -> None:
         """Read a prompt, before the first tree."""

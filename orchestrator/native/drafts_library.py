@@ -24,6 +24,7 @@ LIBRARY = NativeLibrary(
         "estimates.h",
         "growth.h",
         "guarded.h",
+        "ngrams.h",
         "predicted.h",
         "prompt_lookup.h",
         "response_memory.h",
@@ -83,7 +84,7 @@ def drafts_library() -> ctypes.CDLL | None:
     library.drafts_new_recollection.argtypes = [c_void_p, c_char_p, c_size_t]
     library.drafts_new_recollection.restype = c_void_p
     library.drafts_remembered.argtypes = [c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_int]
-    library.drafts_new_growth.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_size_t, c_int]
+    library.drafts_new_growth.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_int]
     library.drafts_new_prompt_lookup.argtypes = [POINTER(PromptLookupOptions)]
     library.drafts_new_suffix.argtypes = [POINTER(SuffixOptions), c_void_p, c_void_p]
     for new in (library.drafts_new_growth, library.drafts_new_prompt_lookup, library.drafts_new_suffix):
@@ -91,7 +92,12 @@ def drafts_library() -> ctypes.CDLL | None:
     written = POINTER(CostFields), POINTER(TreeFields)
     library.drafts_next.argtypes = c_void_p, c_void_p, c_size_t, c_int, c_int, *written
     library.drafts_grow.argtypes = c_void_p, c_int, c_int, c_int, *written
-    for read in (library.drafts_read_prompt, library.drafts_read, library.drafts_learn):
+    for read in (
+        library.drafts_read_prediction,
+        library.drafts_read_prompt,
+        library.drafts_read,
+        library.drafts_learn,
+    ):
         read.argtypes, read.restype = [c_void_p, c_void_p, c_size_t], c_char_p
     for free in (
         library.drafts_free,

@@ -90,14 +90,11 @@ inline int text_evidence(int length, double share, int times) {
 
 class Growth : public Proposer {
  public:
-  Growth(Estimates* estimates, const Tables* tables, const Corpus* corpus, const Recollection* memory,
-         const int32_t* prediction, size_t size, bool is_chain)
-      : estimates_(estimates),
-        tables_(tables),
-        corpus_(corpus),
-        memory_(memory),
-        prediction_(prediction, size),
-        is_chain_(is_chain) {}
+  Growth(Estimates* estimates, const Tables* tables, const Corpus* corpus, const Recollection* memory, bool is_chain)
+      : estimates_(estimates), tables_(tables), corpus_(corpus), memory_(memory), is_chain_(is_chain) {}
+
+  // Read a part of the output that the client expects, before any output.
+  void read_prediction(const int32_t* tokens, size_t count) { prediction_.extend(tokens, count); }
 
   // Read a part of the prompt, before the first tree.
   void read_prompt(const int32_t* tokens, size_t count) {

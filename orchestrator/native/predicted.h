@@ -5,10 +5,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <iterator>
 #include <vector>
 
-#include "prompt_lookup.h"
+#include "ngrams.h"
 
 namespace drafts {
 
@@ -22,8 +21,10 @@ struct Place {
 // Follows an output through the prediction that the client sent.
 class Prediction {
  public:
-  Prediction(const int32_t* tokens, size_t size) : tokens_(tokens, tokens + size), index_(kPredictedNgram) {
-    for (int token : tokens_) index_.append(token);
+  // Read a part of the prediction, before any output.
+  void extend(const int32_t* tokens, size_t count) {
+    tokens_.insert(tokens_.end(), tokens, tokens + count);
+    for (size_t i = 0; i < count; ++i) index_.append(tokens[i]);
   }
 
   // Read one token of the output.
@@ -61,23 +62,15 @@ class Prediction {
   void find(const int* backwards, int count) {
     agrees_ = true;
     for (int length = std::min(kPredictedNgram, count); length > 0; --length) {
-      const std::vector<int>* places = index_.places_after(backwards, length);
-      if (!places || places->empty()) continue;
-      expected_ = nearest(*places, expected_);
+      const int place = index_.nearest(index_.find(backwards, length), expected_);
+      if (place < 0) continue;
+      expected_ = place;
       return;
     }
   }
 
-  // The place that is nearest to `to`, the later of two equally near ones; places: ascending.
-  static int nearest(const std::vector<int>& places, int to) {
-    auto later = std::lower_bound(places.begin(), places.end(), to);
-    if (later == places.begin()) return *later;
-    int earlier = *std::prev(later);
-    return later == places.end() || to - earlier < *later - to ? earlier : *later;
-  }
-
   std::vector<int> tokens_;
-  NgramIndex index_;
+  NgramIndex index_{kPredictedNgram};
   int expected_ = 0;  // the index of the next token; the size once the prediction has ended
   bool agrees_ = true;
 };

@@ -20,7 +20,7 @@ int main() {
     std::mt19937 random(seed);
     const Recollection recollection{&memory, std::string(1, "ab"[seed % 2])};
     Suffix suffix({24, 20, 0, 4.0, 0.1}, &recollection, nullptr);
-    Growth growth(&estimates, nullptr, nullptr, &recollection, nullptr, 0, false);
+    Growth growth(&estimates, nullptr, nullptr, &recollection, false);
     std::vector<double> seconds(129, 1.0), row_s(129, 0.0), probabilities(128);
     std::vector<int32_t> tokens(128), parents(128), names(128);
     const Costs costs{seconds.data(), row_s.data(), 0.0, 0.1};

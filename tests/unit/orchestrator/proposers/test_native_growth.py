@@ -12,6 +12,7 @@ import pytest
 from build.corpus_index import shards_of, sorted_ends
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget
+from orchestrator.native.drafts import NativeEstimates
 from orchestrator.proposers.candidates import likeliest_followers
 from orchestrator.proposers.corpus import Corpus, Shard
 from orchestrator.proposers.dependencies import ProposerDependencies
@@ -114,17 +115,17 @@ def test_native_trees_are_those_of_the_reference(number: int, is_chain: bool) ->
     assert ("memory" in sources) == remembers
 
 
-def test_a_long_prompt_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call keeps Python's global lock: a prompt of 131,072 tokens would stop all requests for 0.3 s."""
+def test_a_long_prompt_and_a_long_prediction_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call keeps Python's global lock: 131,072 tokens would stop all requests for 0.3 s."""
     most = 7
     monkeypatch.setattr("orchestrator.native.drafts.PIECE", most)
-    given, rng = [*cases()][3], np.random.default_rng(7)
-    given = replace(given, prediction=())
-    assert given.estimates.native
+    given, rng = [*cases()][5], np.random.default_rng(7)
+    assert given.estimates.native and len(given.prediction) > most
     costs, ids, num_nodes = cost_model_of(1.0 + np.arange(129) * 0.01), text_of(rng, 200), 0
+    lengths = spied(monkeypatch, given.estimates.native)
     native = NativeGrowth(given.estimates.native, given, is_chain=False)
     reference = Growth([*sources_of(given)], given.estimates)
-    lengths = spied(monkeypatch, native)
+    assert max(lengths) == most and sum(lengths) == len(given.prediction)
     native.begin(Context(ids[:100]))
     for length in (100, 103, 104, 109):
         context = Context(ids[:length])
@@ -132,23 +133,24 @@ def test_a_long_prompt_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> Non
         assert found.tree.tokens.tolist() == expected.tree.tokens.tolist()
         assert native.probabilities.tolist() == pytest.approx(reference.probabilities.tolist())
         num_nodes += found.tree.num_nodes
-    assert num_nodes > 10 and max(lengths) == most and sum(lengths) == 109
+    assert num_nodes > 10 and max(lengths) == most and sum(lengths) == len(given.prediction) + 109
 
 
-def spied(monkeypatch: pytest.MonkeyPatch, growth: NativeGrowth) -> list[int]:
-    """Return the list to which each reading call of the library adds its number of tokens."""
-    lengths, library = list[int](), growth._growth._library
+def spied(monkeypatch: pytest.MonkeyPatch, estimates: NativeEstimates) -> list[int]:
+    """Return the list to which each call that reads tokens adds how many."""
+    lengths, library = list[int](), estimates.library
 
     class Spy:
         def __getattr__(self, name: str) -> Any:
-            def call(*arguments: Any) -> Any:
-                if "read" in name:
-                    lengths.append(arguments[2])
-                return getattr(library, name)(*arguments)
+            function = getattr(library, name)
 
-            return call
+            def call(handle: int, tokens: Any, count: int) -> Any:
+                lengths.append(count)
+                return function(handle, tokens, count)
 
-    monkeypatch.setattr(growth._growth, "_library", Spy())
+            return call if "read" in name else function
+
+    monkeypatch.setattr(estimates, "library", Spy())
     return lengths
 
 

@@ -19,6 +19,7 @@ from orchestrator.core.errors import EngineError
 from orchestrator.core.proposal import NativeDrafts
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.native import drafts_library, sampling
+from orchestrator.native.drafts_library import PromptLookupOptions
 from orchestrator.native.failures import made
 from orchestrator.native.sampling import Rows
 from runtime.engine.target import TargetEngine
@@ -79,7 +80,7 @@ def test_a_proposer_without_memory_is_an_error() -> None:
     library = drafts_library.drafts_library()
     assert library
     with pytest.raises(EngineError, match="could not create a proposer"):
-        made(library.drafts_new_growth(None, None, None, None, None, HUGE, False), "a proposer")
+        made(library.drafts_new_prompt_lookup(PromptLookupOptions(max_ngram=-2)), "a proposer")
 
 
 def test_a_model_without_memory_is_an_error(folder: Path) -> None:
