@@ -7,6 +7,7 @@ answering and proposing take Python as long as a pass.
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 from orchestrator.core.proposal import Proposal, Step
@@ -110,6 +111,8 @@ def _steps(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], waited_
     request, steps, num_in_pass = call.request, list[Step](), loads[0].num_steps + loads[0].num_in_separate_pass
     assert isinstance(request, BurstRequest)
     queue_us, sources = int(1e6 * waited_s), request.sources  # of the first tree, unless native code drafted it
+    # Thousands of nodes have the same few names.
+    source_of = cache(request.continuation.drafts.source_of) if request.continuation.drafts else None
     for step, load in zip(decoded.steps, loads, strict=True):
         tree, names, draft_s = step.draft
         acceptance = Acceptance(
@@ -123,8 +126,8 @@ def _steps(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], waited_
             load=load,
             num_in_separate_pass=load.num_in_separate_pass,
         )
-        if names and request.continuation.drafts:
-            sources = tuple(map(request.continuation.drafts.source_of, names))
+        if names and source_of:
+            sources = tuple(map(source_of, names))
         proposal = Proposal(tree, sources) if tree.num_nodes else Proposal.empty()
         step_s = 1e-6 * (step.pass_us + step.verify_us)
         steps.append(Step(proposal, acceptance, draft_s, step_s))
