@@ -66,9 +66,11 @@ class NgramIndex {
       if (best < 0 || std::abs(place - to) < std::abs(best - to)) best = place;
     };
     for (auto [first, last] : chunks(ngram)) {  // the later places first, so that they win where two are equally near
-      const int* later = std::lower_bound(first, last, to);
+      const int* later = std::lower_bound(first, *first < to ? last : first, to);
       if (later != last) consider(*later);
-      if (later != first) consider(later[-1]);
+      if (later == first) continue;
+      consider(later[-1]);
+      break;  // the places of older chunks are farther away
     }
     return best;
   }
