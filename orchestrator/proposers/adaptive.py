@@ -49,9 +49,9 @@ class PendingDraft(NamedTuple):
 class Adaptive(Proposer):
     """Asks a proposer for as many levels as pay, and sends those of its nodes that pay.
 
-    The probability of a node is the product, along its path, of how often nodes of the same depth and rank among their
-    siblings were accepted. Both decisions maximise the rate of the batch, (expected tokens + tokens of the others) ÷
-    seconds, time to draft included.
+    The probability of a level is how often some node of it was accepted after the level above; that of a node is the
+    product, along its path, of how often nodes of the same depth and rank among their siblings were. Both decisions
+    maximise the rate of the batch, (expected tokens + tokens of the others) ÷ seconds, time to draft included.
     Where no draft pays, plain steps follow, which the engine can run together and without the hidden states that a
     head needs; an occasional draft, a probe, shows whether that has changed.
     Invariant: both decisions depend on earlier steps and on the shape of the tree, never on its tokens. The shape and
@@ -199,7 +199,7 @@ class Adaptive(Proposer):
     def _depth(self, budget: Budget, costs: CostModel) -> int:
         """Return the number of levels with the highest rate, γ for a chain; levels are assumed to be of recent size."""
         most = min(budget.max_depth, budget.max_nodes, self._num_levels)
-        probabilities = np.cumprod([self._ranks.probability(depth, 0) for depth in range(1, most + 1)])
+        probabilities = np.cumprod([self._ranks.level_probability(depth) for depth in range(1, most + 1)])
         tokens = 1.0 + costs.others_tokens + np.concatenate([[0.0], np.cumsum(probabilities)])
         levels, level_rows = np.arange(most + 1), max(self._levels.rows.value, 1.0)
         rows = np.minimum(level_rows * levels, len(costs.seconds) - 1).astype(np.intp)
