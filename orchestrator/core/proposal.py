@@ -143,6 +143,11 @@ class Proposer(Protocol):
         return 0
 
     @property
+    def max_plain(self) -> int:
+        """Return how many plain steps may run together now: `num_plain`, or more if drafts may come late."""
+        return self.num_plain
+
+    @property
     def native_drafts(self) -> NativeDrafts | None:
         """What makes the next proposals in native code; None: `propose` must be called for each."""
         return None
@@ -164,7 +169,7 @@ class Proposer(Protocol):
         return
 
     def observe_plain(self, steps: Sequence[Step]) -> None:
-        """Learn from plain steps that ran together, as many as `num_plain` announced or fewer."""
+        """Learn from plain steps that ran together, as many as `max_plain` allowed or fewer."""
         for step in steps:
             self.observe(step.proposal.tree, step.acceptance)
 

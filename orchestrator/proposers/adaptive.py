@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
@@ -10,9 +11,8 @@ import numpy as np
 
 from orchestrator.core.context import Context
 from orchestrator.core.cost_model import CostModel
-from orchestrator.core.proposal import Budget, NativeDrafts, Proposal, Proposer, Step
+from orchestrator.core.proposal import Budget, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
 from orchestrator.proposers.dependencies import ProposerDependencies
@@ -49,9 +49,9 @@ class PendingDraft(NamedTuple):
 class Adaptive(Proposer):
     """Asks a proposer for as many levels as pay, and sends those of its nodes that pay.
 
-    The probability of a node is the product, along its path, of how often nodes of the same depth and rank among their
-    siblings were accepted. Both decisions maximise the rate of the batch, (expected tokens + tokens of the others) ÷
-    seconds, time to draft included.
+    The probability of a level is how often some node of it was accepted after the level above; that of a node is the
+    product, along its path, of how often nodes of the same depth and rank among their siblings were. Both decisions
+    maximise the rate of the batch, (expected tokens + tokens of the others) ÷ seconds, time to draft included.
     Where no draft pays, plain steps follow, which the engine can run together and without the hidden states that a
     head needs; an occasional draft, a probe, shows whether that has changed.
     Invariant: both decisions depend on earlier steps and on the shape of the tree, never on its tokens. The shape and
@@ -87,6 +87,14 @@ class Adaptive(Proposer):
     def num_plain(self) -> int:
         """Return the number of upcoming steps that will not draft, which is known while drafts pause."""
         return self._meter.num_plain
+
+    @property
+    def max_plain(self) -> int:
+        """Return how many plain steps may run together now.
+
+        A pause lasts until a burst ends for another reason if its own end would end the steps of other requests too.
+        """
+        return sys.maxsize if self.num_plain and self._num_in_pass > 1 else self.num_plain
 
     @property
     def options(self) -> StepOptions:
@@ -129,23 +137,19 @@ class Adaptive(Proposer):
         text.
         """
         self._proposer.observe(tree, acceptance)
-        draft, self._draft = self._draft, PendingDraft()
-        self._ranks.learn(tree if draft.is_sampled else draft.proposal.tree, acceptance.tokens(tree))
-        step_s = self._meter.observe(tree, acceptance)
+        self._learn(tree, acceptance, self._meter.observe(tree, acceptance))
         self._note_load(acceptance)
-        if draft.was_called and self._purpose is Purpose.PROBE and step_s:
-            self._levels.probe_s = self._levels.probe_s.updated(step_s * acceptance.num_in_pass)
-        self._levels.idle_s = 0.0 if draft.was_called else self._levels.idle_s + step_s
 
     def observe_plain(self, steps: Sequence[Step]) -> None:
         """Learn from the steps of a pause; only the first may follow a draft."""
         first, *others = steps
-        self.observe(first.proposal.tree, first.acceptance)
+        self._proposer.observe(first.proposal.tree, first.acceptance)
         if others:
             self._proposer.observe_plain(others)
-            acceptances = [step.acceptance for step in others]
-            self._levels.idle_s += self._meter.observe_plain(acceptances)
-            self._note_load(acceptances[-1])
+        step_s = self._meter.observe_plain([step.acceptance for step in steps]) / len(steps)
+        self._learn(first.proposal.tree, first.acceptance, step_s)
+        self._levels.idle_s += len(others) * step_s
+        self._note_load(steps[-1].acceptance)
 
     def end_rest(self) -> None:
         """End a pause early, so that the next step checks whether a draft pays."""
@@ -174,6 +178,14 @@ class Adaptive(Proposer):
         self._has_reserved = False
         return Budget(budget.max_nodes, levels)
 
+    def _learn(self, tree: TokenTree, acceptance: Acceptance, step_s: float) -> None:
+        """Learn from the decision on the last draft. step_s: what the step cost, 0 if that is unknown."""
+        draft, self._draft = self._draft, PendingDraft()
+        self._ranks.learn(tree if draft.is_sampled else draft.proposal.tree, acceptance.tokens(tree))
+        if draft.was_called and self._purpose is Purpose.PROBE and step_s:
+            self._levels.probe_s = self._levels.probe_s.updated(step_s * acceptance.num_in_pass)
+        self._levels.idle_s = 0.0 if draft.was_called else self._levels.idle_s + step_s
+
     def _note_load(self, acceptance: Acceptance) -> None:
         if not acceptance.is_atypical:  # a pass that reads prompts may lack room for the usual steps
             self._num_in_pass = acceptance.num_in_pass
@@ -187,7 +199,7 @@ class Adaptive(Proposer):
     def _depth(self, budget: Budget, costs: CostModel) -> int:
         """Return the number of levels with the highest rate, γ for a chain; levels are assumed to be of recent size."""
         most = min(budget.max_depth, budget.max_nodes, self._num_levels)
-        probabilities = np.cumprod([self._ranks.probability(depth, 0) for depth in range(1, most + 1)])
+        probabilities = np.cumprod([self._ranks.level_probability(depth) for depth in range(1, most + 1)])
         tokens = 1.0 + costs.others_tokens + np.concatenate([[0.0], np.cumsum(probabilities)])
         levels, level_rows = np.arange(most + 1), max(self._levels.rows.value, 1.0)
         rows = np.minimum(level_rows * levels, len(costs.seconds) - 1).astype(np.intp)
@@ -216,77 +228,3 @@ class Adaptive(Proposer):
         if self._purpose is Purpose.PROBE:  # nothing is learnt from what is not sent
             return proposal
         return proposal.only(paying_in_turn(proposal.tree, probabilities, costs, expected_s))
-
-
-class AdaptiveWhereShared(Proposer):
-    """Leaves a request's drafts as they are while no other request shares its passes, and adapts them while others do.
-
-    So a method that does not pay under load costs the other requests little.
-    Invariant: drafts are adapted only where the text does not depend on them; elsewhere a seed's text would change with
-    the load.
-    """
-
-    def __init__(self, proposer: Proposer, adaptive: Adaptive, costs: StepCosts) -> None:
-        """costs: those of all requests; until this request's first step, they tell whether passes are shared."""
-        self.name = proposer.name
-        self._proposer, self._adaptive, self._is_shared = proposer, adaptive, costs.shares_passes
-        self._costs = costs
-        self._used: Proposer = proposer
-
-    @property
-    def num_plain(self) -> int:
-        """Return the number of upcoming steps that will not draft."""
-        return self._used.num_plain
-
-    @property
-    def native_drafts(self) -> NativeDrafts | None:
-        """What makes the next proposals in native code."""
-        return self._used.native_drafts
-
-    @property
-    def options(self) -> StepOptions:
-        """What the proposer needs from the step."""
-        return self._used.options
-
-    def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
-        """Let the proposer begin."""
-        self._choose(sampling)
-        self._used.begin(context, sampling, budget)
-
-    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
-        """Return the proposer's draft, or the part of it that pays."""
-        self._choose(sampling)
-        return self._used.propose(context, sampling, budget)
-
-    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Learn, and see whether others share the passes."""
-        self._used.observe(tree, acceptance)
-        self._note_load(acceptance)
-
-    def observe_plain(self, steps: Sequence[Step]) -> None:
-        """Learn, and see whether others share the passes."""
-        self._used.observe_plain(steps)
-        self._note_load(steps[-1].acceptance)
-
-    def observe_native(self, steps: Sequence[Step]) -> None:
-        """Learn, and see whether others share the passes."""
-        self._used.observe_native(steps)
-        self._note_load(steps[-1].acceptance)
-
-    def close(self) -> None:
-        """Free what the proposer holds."""
-        self._proposer.close()
-
-    def _choose(self, sampling: Sampling) -> None:
-        used = self._adaptive if self._is_shared and sampling.is_independent_of_drafts else self._proposer
-        if used is not self._adaptive and self._used is self._adaptive:
-            self._adaptive.end_rest()
-        self._used = used
-
-    def _note_load(self, acceptance: Acceptance) -> None:
-        """Note whether passes are shared, ignoring those that read prompts, which may lack room for the usual steps."""
-        if acceptance.is_atypical:
-            return
-        self._is_shared = acceptance.num_in_pass > 1
-        if self._used is not self._adaptive:
-            self._costs.observe_load(acceptance.num_in_pass)

@@ -46,6 +46,11 @@ class Guarded(Proposer):
         return sys.maxsize if self._has_failed else self._proposer.num_plain
 
     @property
+    def max_plain(self) -> int:
+        """Return how many plain steps may run together now."""
+        return sys.maxsize if self._has_failed else self._proposer.max_plain
+
+    @property
     def native_drafts(self) -> NativeDrafts | None:
         """What makes the next proposals in native code; None under a grammar, or once the proposer has failed."""
         return None if self._has_failed or self._matcher else self._proposer.native_drafts

@@ -187,7 +187,7 @@ class Meter:
         return self._note_rate(acceptance.num_tokens, step_s)
 
     def observe_plain(self, acceptances: Sequence[Acceptance]) -> float:
-        """Note steps of a pause, as many as it has left or fewer; return the seconds that they cost together."""
+        """Note steps of a pause, or of one that lasted longer; return the seconds that they cost together."""
         self._note_rest(acceptances)
         step_s = self._plain_s
         for _ in acceptances:

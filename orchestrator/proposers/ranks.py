@@ -13,6 +13,8 @@ from orchestrator.proposers.estimates import AcceptanceEstimates
 
 #: The probability of a node before any outcome: optimistic, so that drafts are tried.
 PRIOR = 0.8
+#: Stands in the place of a rank where all nodes of a level count together.
+LEVEL = "level"
 
 
 class RankEstimates:
@@ -24,6 +26,10 @@ class RankEstimates:
     def probability(self, depth: int, rank: int) -> float:
         """Return the probability that a node matches the text if its parent does."""
         return self._estimates.probability((*self._kind, depth, rank), PRIOR if rank == 0 else PRIOR / 4)
+
+    def level_probability(self, depth: int) -> float:
+        """Return the probability that some node of a level matches the text if the path above does: the papers' α."""
+        return self._estimates.probability((*self._kind, depth, LEVEL), PRIOR)
 
     def probabilities(self, tree: TokenTree) -> list[float]:
         """Return for the nodes 1…m the probability that each matches the text if its parent does."""
@@ -41,12 +47,14 @@ class RankEstimates:
         return np.array(paths[1:])
 
     def learn(self, tree: TokenTree, tokens: Sequence[int]) -> int:
-        """Count the outcomes of all children along the text's path through the draft; return the path's length."""
+        """Count the outcomes of all children and levels along the text's path through the draft; return its length."""
         node = 0
         for depth, token in enumerate(tokens, start=1):
             children = tree.children[node]
             for rank, candidate in enumerate(children):
                 self._estimates.observe((*self._kind, depth, rank), candidate == token)
+            if children:
+                self._estimates.observe((*self._kind, depth, LEVEL), token in children)
             if token not in children:
                 return depth - 1
             node = children[token]

@@ -18,7 +18,8 @@ from orchestrator.core.proposal import Proposer
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.types import HiddenStates, StepOptions
 from orchestrator.deployment.capabilities import Capabilities
-from orchestrator.proposers.adaptive import Adaptive, AdaptiveWhereShared
+from orchestrator.proposers.adaptive import Adaptive
+from orchestrator.proposers.adaptive_where_shared import AdaptiveWhereShared
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.guarded import Guarded
 from orchestrator.proposers.parameters import WHERE, MethodConfig, config_of, read_object

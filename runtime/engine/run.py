@@ -162,7 +162,7 @@ class Run:
         proposer, context, run = self._drafting.proposer, self._drafting.context, self._options
         drafts, max_steps = proposer.native_drafts, MAX_AHEAD - len(self._ready)
         if drafts is None:
-            max_steps = min(max_steps, proposer.num_plain)
+            max_steps = min(max_steps, proposer.max_plain)
         if not max_steps or request.options != (drafts.options if drafts else StepOptions()):
             return request
         max_tokens = run.limits.budget(context).max_depth + 1

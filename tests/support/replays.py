@@ -11,7 +11,7 @@ from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts
-from orchestrator.core.types import Acceptance
+from orchestrator.core.types import Acceptance, PassLoad
 from orchestrator.proposers.adaptive import Adaptive
 from orchestrator.proposers.draft_costs import DraftCosts
 from orchestrator.proposers.estimates import AcceptanceEstimates
@@ -79,6 +79,25 @@ def run(
     return tokens / clock.now_s * cost(1)
 
 
+def rates(method: str, parts: Iterable[tuple[Sequence[int], int]], cost: Callable[[float], float]) -> list[float]:
+    """Generate texts one after another, each beside a number of plain requests; return the batch's tokens per plain
+    pass during each.
+    """
+    clock = Clock()
+    shared, found = replace(dependencies(), step_costs=StepCosts(clock)), list[float]()
+    for ids, others in parts:
+        proposer, num_steps, began_s = select_method(method, "", frozenset(), {}).proposer(shared), 0, clock.now_s
+
+        def counted(rows: float) -> float:
+            nonlocal num_steps
+            num_steps += 1
+            return cost(rows)
+
+        num_tokens = len(ids) - generate(proposer, ids, clock, counted, others)
+        found.append((num_tokens + others * num_steps) / (clock.now_s - began_s) * cost(1))
+    return found
+
+
 def generate(proposer: Proposer, ids: Sequence[int], clock: Clock, cost: Callable[[float], float], others: int) -> int:
     """Run the steps of the loop with a target that generates `ids`; return how many of them were the prompt."""
     context = Context(ids[:40])
@@ -87,7 +106,10 @@ def generate(proposer: Proposer, ids: Sequence[int], clock: Clock, cost: Callabl
         proposal = proposer.propose(context, Sampling(), budget).cut(budget)
         clock.now_s += cost(proposal.tree.num_nodes + 1 + others)
         target_tokens = [ids[len(context) + depth] for depth in proposal.tree.depths.tolist()]
-        acceptance = Acceptance(*accept_coupled(proposal.tree, target_tokens), num_in_pass=1 + others)
+        path, count = accept_coupled(proposal.tree, target_tokens), 1 + others
+        num_rows, num_tokens = proposal.tree.num_nodes + count, len(path.path) + count
+        load = PassLoad(num_rows, count, num_rows / count, num_tokens / count)
+        acceptance = Acceptance(*path, num_in_pass=count, load=load)
         context.commit(acceptance.tokens(proposal.tree))
         proposer.observe(proposal.tree, acceptance)
     return 40

@@ -262,7 +262,7 @@ def test_requests_of_other_temperatures_and_rules_teach_each_other_nothing() -> 
 
 def test_no_more_levels_are_weighed_than_the_method_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     weighed: list[int] = []
-    monkeypatch.setattr(RankEstimates, "probability", lambda self, depth, rank: weighed.append(depth) or 0.5)
+    monkeypatch.setattr(RankEstimates, "level_probability", lambda self, depth: weighed.append(depth) or 0.5)
     costs = costs_of(Clock(), 1.0)
     for method, config, num_levels in (
         ("suffix", {"draft_len": 5}, 5),
@@ -427,3 +427,40 @@ def test_what_is_learnt_of_unions_is_bounded() -> None:
     counted = {kind[0] for kind in given.estimates._counts}
     assert len(names) > len(counted) == MAX_UNIONS + 2 and {"single", OTHER_UNIONS} < counted
     assert {kind[0] for kind in given.draft_costs.by_kind} == counted
+
+
+class Pairs(Proposer):
+    """Drafts levels of two nodes after the text 0, 1, 2, …, of which one or the other is right, the first half as often."""
+
+    name = "pairs"
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._rng = clock, np.random.default_rng(0)
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+        depth = min(budget.max_depth, budget.max_nodes // 2, 4)
+        self._clock.now_s += 0.6 * depth
+        tokens, parents, last = list[int](), list[int](), 0
+        for level in range(depth):
+            right, wrong = len(context) + level, 10**6
+            is_second = self._rng.random() < 0.5
+            tokens += [wrong, right] if is_second else [right, wrong]
+            parents += [last, last]
+            last = len(tokens) - (not is_second)
+        return Proposal.of(TokenTree(np.array(tokens, np.int32), np.array(parents, np.int32)), self.name)
+
+
+def test_a_level_counts_with_all_its_nodes() -> None:
+    """A level costs 0.6 plain steps: more than its first node brings, less than both together."""
+    clock = Clock()
+    costs = costs_of(clock, *(1.0 + 0.005 * row for row in range(10)))
+    proposer, context, num_drafts = adapted(Pairs(clock), costs), Context([0]), 0
+    for number in range(300):
+        proposal = proposer.propose(context, Sampling(), Budget(8, 8))
+        clock.now_s += 1.0
+        tokens = [len(context) + int(depth) for depth in proposal.tree.depths]
+        acceptance = Acceptance(*accept_coupled(proposal.tree, tokens))
+        context.commit(acceptance.tokens(proposal.tree))
+        proposer.observe(proposal.tree, acceptance)
+        num_drafts += number >= 100 and bool(proposal.tree.num_nodes)
+    assert num_drafts > 150

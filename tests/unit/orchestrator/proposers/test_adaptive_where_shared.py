@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -12,9 +13,11 @@ from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, PassLoad
-from orchestrator.proposers.adaptive import Adaptive, AdaptiveWhereShared
+from orchestrator.proposers.adaptive import Adaptive
+from orchestrator.proposers.adaptive_where_shared import AdaptiveWhereShared
 from orchestrator.proposers.draft_costs import DraftCosts
 from orchestrator.proposers.estimates import AcceptanceEstimates
+from orchestrator.proposers.guarded import Guarded
 from orchestrator.proposers.ranks import RankEstimates
 from tests.support.decode import dependencies
 from tests.support.replays import Clock, Guesses, adapted, costs_of
@@ -85,6 +88,43 @@ def test_steps_of_a_burst_whose_request_became_alone_are_not_taken_for_single_on
     after = costs.cost_model()
     assert before and after and after.seconds[0] <= 1.1 * before.seconds[0]
     assert sizes(proposer, 1, num_steps=1) == [4]
+
+
+def resting(num_in_pass: int) -> Guarded:
+    """A request that rests, beside others or alone, as an engine sees it."""
+    proposer = where_shared(is_shared=True)
+    while proposer.num_plain < 10:
+        sizes(proposer, 2, num_steps=1)
+    proposer.propose(Context([0]), GREEDY, Budget(4, 4))
+    proposer.observe(TokenTree.bare(), Acceptance((), 5, num_in_pass=num_in_pass))
+    return Guarded(proposer, 10)
+
+
+def test_a_rest_does_not_end_the_burst_of_others() -> None:
+    """Alone, it ends after its last step, so that drafts begin again as soon as they may."""
+    assert resting(2).max_plain == sys.maxsize > resting(2).num_plain
+    assert 1 < resting(1).max_plain == resting(1).num_plain < 200
+
+
+@pytest.mark.parametrize("num_left", (1, 10))
+def test_a_rest_that_lasts_longer_than_planned_is_over_and_teaches_what_a_plain_step_costs(num_left: int) -> None:
+    """num_left: steps of the rest that are left when the burst begins."""
+    clock = Clock()
+    costs, guesses = StepCosts(clock), Guesses(0.0, clock, 0.1)
+    proposer, load = adapted(guesses, costs), PassLoad(2, 2, 1.0, 1.0)
+    for _ in range(40):
+        costs.observe_plain(2, 1.0)
+    while proposer.num_plain != num_left:
+        clock.now_s += 1.0
+        sizes(proposer, 2, num_steps=1)
+    empty, measured = proposer.propose(Context([0]), GREEDY, Budget(4, 4)), list[tuple[float, int]]()
+    costs.observe_plain = lambda count, seconds, load, num: measured.append((seconds, num))  # type: ignore[assignment]
+    num_steps, answer = num_left + 6, Acceptance((), 5, forward_us=10**6, num_in_pass=2, load=load)
+    clock.now_s += num_steps
+    proposer.observe_plain([Step(empty, answer, 0.0, 1.0)] * num_steps)
+    assert proposer.num_plain == 0
+    ((seconds, num_measured),) = measured
+    assert seconds == pytest.approx(1.0, rel=0.05) and num_measured >= num_steps
 
 
 def test_the_load_that_a_lone_request_shows_is_known_to_the_next_one() -> None:

@@ -20,7 +20,7 @@ from orchestrator.proposers.growth import MARGIN, Growth
 from orchestrator.proposers.registry import select_method
 from tests.support.cost_models import cost_model_of
 from tests.support.decode import dependencies
-from tests.support.replays import COSTS, FIXED, TEXTS, Clock, generate, repetitive, run, trap
+from tests.support.replays import COSTS, FIXED, TEXTS, Clock, generate, rates, repetitive, run, trap
 
 
 @pytest.mark.parametrize("cost", COSTS)
@@ -42,6 +42,17 @@ def test_auto_beats_every_fixed_method_when_the_text_switches(cost: str) -> None
     texts = [part for seed in range(3) for part in (trap(600), repetitive(900 + seed))]
     best = max(run(method, texts, COSTS[cost]) for method in FIXED)
     assert run("auto", texts, COSTS[cost]) > best
+
+
+@pytest.mark.parametrize("cost", COSTS)
+def test_auto_beats_every_fixed_method_when_the_load_switches_and_no_text_costs_the_batch_much(cost: str) -> None:
+    """The geometric mean of the batch's rates, since a faster method would count the texts under load for less."""
+    texts = [(repetitive(600 + seed), trap(400), repetitive(601 + seed), trap(400)) for seed in range(2)]
+    parts = [part for four in texts for part in zip(four, (0, 12, 12, 0), strict=True)]
+    found = {method: np.array(rates(method, parts, COSTS[cost])) for method in (*FIXED, "auto")}
+    means = {method: np.log(each).mean() for method, each in found.items()}
+    assert means["auto"] > max(means[method] for method in FIXED)
+    assert (found["auto"] >= 0.95 * found["none"]).all()
 
 
 def test_auto_sends_fewer_nodes_where_rows_cost_more() -> None:

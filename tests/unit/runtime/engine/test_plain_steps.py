@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.core.context import Context
+from orchestrator.core.proposal import Budget, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
@@ -18,6 +20,7 @@ from orchestrator.generation.loop import StepsOfRun
 from orchestrator.generation.text import FinishReason, StopRule
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
+from runtime.engine import runs
 from runtime.engine.calls import BurstRequest
 from runtime.engine.run import MAX_AHEAD
 from runtime.engine.thread import EngineThread
@@ -159,3 +162,36 @@ def test_another_call_is_answered_before_plain_steps_are(sequence: Alone) -> Non
         if is_first:
             return
     raise AssertionError("no call was answered before the steps")
+
+
+class Resting(Proposer):
+    """Drafts nothing and knows it for two steps at a time, of which a burst may run more."""
+
+    name = "resting"
+    num_plain, max_plain = 2, sys.maxsize
+
+    def __init__(self) -> None:
+        self.observed: list[int] = []
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+        return Proposal.empty()
+
+    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
+        self.observed.append(1)
+
+    def observe_plain(self, steps: Sequence[Step]) -> None:
+        self.observed.append(len(steps))
+
+
+def test_a_burst_outlasts_a_rest_that_may_last_longer(
+    native: Served, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "HOLD_S", 2.0)
+    monkeypatch.setattr(runs, "MAX_HOLD_S", 2.0)
+    resting, stop = Resting(), StopRule(MAX_TOKENS)
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "wrap", lambda proposer: resting)
+        text, _ = native.generate_text(folder, 300, Sampling(), run_of(*METHODS[0], stop), stop)
+    plain, _ = native.generate_text(folder, 301, Sampling(), run_of(*METHODS[0], stop), stop)
+    assert text.ids == plain.ids
+    assert sum(resting.observed) == MAX_TOKENS and max(resting.observed) > 2
