@@ -23,15 +23,19 @@ from orchestrator.wire.drafter import DrafterUse
 #: The defaults of min_prob. On a CPU, an additional row takes about a quarter of a plain pass
 #: (docs/performance.md, min_prob), on a GPU little.
 MIN_PROB, MIN_PROB_OF_CHEAP_ROWS = 0.4, 0.2
+#: The default of max_nodes of a tree.
+NUM_NODES = 24
 
 
 class DrafterConfig(DraftSamplingConfig):
     """Parameters of all drafters. min_prob: how likely a path must seem to the drafter; None = depends on the device.
 
     sharpness: how sure the drafter is of its guesses: 1 = as sure as its q, None = the measured value.
+    draws: under a rule that reads q, the nodes are sampled from it.
     """
 
     adaptive: Adaptivity = "shared"
+    draws: bool = True
     min_prob: float | None = Field(None, ge=0.0, le=1.0)
     sharpness: float | None = Field(None, ge=0.01, le=1.0)
 
@@ -45,11 +49,44 @@ class DrafterConfig(DraftSamplingConfig):
         """The drafter's input without hidden states."""
         return HeadInput(min_prob=self.min_prob or 0.0, sharpness=self.sharpness or 0.0)
 
+    def under(self, sampling: Sampling, head: HeadInput) -> HeadInput:
+        """Return the drafter's input, which asks for sampling if the rule compares p with q. sampling: the draft's."""
+        return replace(head, draws=self.draws and sampling.rule.uses_q and not sampling.greedy)
+
+    def as_member(self) -> Self:
+        """Return the parameters for use beside other methods' drafts, where sampled drafts would lose their q."""
+        return self.model_copy(update={"draws": False})
+
 
 class DraftModelConfig(DrafterConfig):
-    """draft_len: maximum tokens proposed (γ); the chain also ends after a path below min_prob."""
+    """draft_len: maximum tokens of a path (γ). top_k: 1 = a chain, which also ends after a path below min_prob.
+
+    Above 1 it is the width of a tree, as in `DynamicConfig`, of NUM_NODES nodes unless max_nodes is set.
+    """
 
     draft_len: int = Field(5, ge=1, le=MAX_NODES)
+    top_k: int = Field(1, ge=1, le=MAX_WIDTH)
+
+    @model_validator(mode="after")
+    def _limit_tree(self) -> Self:
+        """Give a tree as many nodes as a head's, unless max_nodes is set."""
+        if not self.is_chain and "max_nodes" not in self.model_fields_set:
+            object.__setattr__(self, "max_nodes", NUM_NODES)
+        return self
+
+    @property
+    def is_chain(self) -> bool:
+        """True when no node has siblings."""
+        return self.top_k == 1
+
+    @property
+    def shape(self) -> HeadInput:
+        """How many nodes a level expands; 0 = a chain that is sampled. One that is not is a tree of width 1."""
+        return replace(super().shape, width=0 if self.is_chain and self.draws else self.top_k)
+
+    def as_member(self) -> Self:
+        """Return the parameters for use beside other methods' drafts; a chain stays as native code drafts it."""
+        return self if self.is_chain else super().as_member()
 
 
 class DrafterProposer(Proposer):
@@ -103,7 +140,7 @@ class DrafterProposer(Proposer):
 
 
 class DraftModel(DrafterProposer):
-    """A draft language model that proposes a chain in one call."""
+    """A draft language model that proposes a chain or a tree in one call."""
 
     def __init__(self, config: DraftModelConfig, dependencies: ProposerDependencies) -> None:
         super().__init__(dependencies)
@@ -111,31 +148,37 @@ class DraftModel(DrafterProposer):
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
         """Begin the call of the draft model."""
-        budget = self._of_chain(budget)
+        budget = self._of_draft(budget)
         if budget.max_nodes and not self._has_draft:
-            self._client.begin(context, self._config.draft_sampling(sampling), budget, self._config.shape)
+            self._client.begin(context, *self._call(sampling, budget))
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
-        """Return the draft model's chain of at most draft_len tokens."""
-        budget = self._of_chain(budget)
+        """Return the draft model's chain or tree, no deeper than draft_len."""
+        budget = self._of_draft(budget)
         if not budget.max_nodes:
             return Proposal.empty()
         if self._has_draft:
             return self._take_draft(budget)
-        response = self._client.propose(context, self._config.draft_sampling(sampling), budget, self._config.shape)
+        response = self._client.propose(context, *self._call(sampling, budget))
         self._use = self._client.use
         return Proposal(response.tree, (self.name,) * response.tree.num_nodes, response.q)
 
-    def _of_chain(self, budget: Budget) -> Budget:
-        """Return a chain's part of the budget; in a union, the next share of the nodes may be larger, the depth not."""
-        return Budget(budget.clipped(self._config.draft_len), min(self._config.draft_len, budget.max_depth))
+    def _call(self, sampling: Sampling, budget: Budget) -> tuple[Sampling, Budget, HeadInput]:
+        """Return what the draft model's call has besides the context."""
+        sampling = self._config.draft_sampling(sampling)
+        return sampling, budget, self._config.under(sampling, self._config.shape)
+
+    def _of_draft(self, budget: Budget) -> Budget:
+        """Return the draft's share of a budget; in a union, the next share of nodes may be larger, the depth not."""
+        depth = min(self._config.draft_len, budget.max_depth)
+        length = budget.clipped(depth)
+        return Budget(length if self._config.is_chain or not length else budget.max_nodes, depth)
 
 
 class HeadConfig(DrafterConfig):
-    """Parameters of a drafting head. draws: under a rule that reads q, the nodes are sampled from it."""
+    """Parameters of a drafting head."""
 
-    max_nodes: int = Field(24, ge=0, le=MAX_NODES)
-    draws: bool = True
+    max_nodes: int = Field(NUM_NODES, ge=0, le=MAX_NODES)
 
     @property
     def is_chain(self) -> bool:
@@ -147,14 +190,6 @@ class HeadConfig(DrafterConfig):
     def num_levels(self) -> int:
         """The maximum number of levels of the tree."""
         return MAX_DEPTH
-
-    def under(self, sampling: Sampling, head: HeadInput) -> HeadInput:
-        """Return the head's input, which asks for sampling if the rule compares p with q. sampling: the draft's."""
-        return replace(head, draws=self.draws and sampling.rule.uses_q and not sampling.greedy)
-
-    def as_member(self) -> Self:
-        """Return the parameters for use beside other methods' drafts, where sampled drafts would lose their q."""
-        return self.model_copy(update={"draws": False})
 
 
 class StaticConfig(HeadConfig):

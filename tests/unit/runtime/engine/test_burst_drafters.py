@@ -32,6 +32,7 @@ from runtime.heads.engines.base import HeadEngine
 from runtime.heads.engines.eagle import EagleEngine
 from runtime.heads.engines.medusa import MedusaEngine
 from runtime.heads.engines.redrafter import RedrafterEngine
+from runtime.heads.sharpness import Sharpness
 from runtime.native import library
 from runtime.native.decoding import Decoding
 from tests.support import decode as support
@@ -72,7 +73,7 @@ def drafters_of(folder: Path, target: Path) -> dict[str, LocalDrafter]:
     heads = {name: load(name, path, target) for name, path in written.items()}
     natives = {name: native_or_skip(head.float()) for name, head in heads.items()}
     engines: dict[str, HeadEngine | DraftEngine] = {
-        "draft": DraftEngine(make_paged(target, dtype="float32", kernels="native"), 0.5),
+        "draft": DraftEngine(make_paged(target, dtype="float32", kernels="native"), Sharpness(0.5)),
         "medusa": MedusaEngine(heads["medusa"], natives["medusa"]),
         "eagle": EagleEngine(heads["eagle"], memory_mb=1, block_tokens=4, native=natives["eagle"]),
         "eagle3": EagleEngine(heads["eagle3"], memory_mb=1, block_tokens=4, native=natives["eagle3"]),
@@ -186,7 +187,7 @@ def random_union(random: Random) -> tuple[str, str]:
 def other_draft_model(tmp_path_factory: pytest.TempPathFactory) -> LocalDrafter:
     """Return a draft model whose chains the target seldom follows, so that other members' paths are accepted."""
     folder = make_tiny_target(tmp_path_factory.mktemp("other"), **SIZES, seed=1, initializer_range=0.2)
-    return LocalDrafter(DraftEngine(make_paged(folder, dtype="float32", kernels="native"), 0.5))
+    return LocalDrafter(DraftEngine(make_paged(folder, dtype="float32", kernels="native"), Sharpness(0.5)))
 
 
 @pytest.mark.parametrize("seed", range(40))
