@@ -122,41 +122,37 @@ class DraftEngine(PagedEngine[DraftRequest]):
         if ready and all(self.is_native(planned[row][0].request) for row in ready):
             self._draft_chains(segments, {row: planned[row][0] for row in ready})
             return
+        frontiers = {}
         for row in ready:
-            if grown := planned[row][0].tree:
-                segments[row].tree, _ = grown.tree.paths_to_frontier()
+            if growing := planned[row][0].tree:
+                segments[row].tree, frontiers[row] = growing.tree.paths_to_frontier()
         logits = self.paged.forward(segments)
         if not ready:
             return
-        calls, parts = [planned[row][0] for row in ready], logits.split([1 + each.tree.num_nodes for each in segments])
-        changes = [self._changes(call, segments[row].tree) for call, row in zip(calls, ready, strict=True)]
-        rows = [own.to(logits.dtype) for own in processed([parts[row] for row in ready], changes)]
-        self._extend_chains([(call, own) for call, own in zip(calls, rows, strict=True) if not call.tree])
-        self._extend_trees([(call, call.tree, own) for call, own in zip(calls, rows, strict=True) if call.tree])
+        parts = logits.split([1 + each.tree.num_nodes for each in segments])
+        changes = [self._changes(planned[row][0], segments[row].tree) for row in ready]
+        found = dict(zip(ready, processed([parts[row] for row in ready], changes), strict=True))
+        if chains := {planned[row][0]: own.to(logits.dtype) for row, own in found.items() if row not in frontiers}:
+            self._extend_chains(chains)
+        self._extend_trees({planned[row][0]: found[row][own].to(logits.dtype) for row, own in frontiers.items()})
 
-    def _extend_chains(self, found: list[tuple[DraftCall, Tensor]]) -> None:
-        """Add a token to each chain, and answer the calls whose chain ends. found: calls with their logits, (1, V)."""
-        if not found:
-            return
-        calls, logits = [call for call, _ in found], torch.cat([own for _, own in found])
-        for call, token in zip(calls, _next_tokens(calls, logits, self._sharpness), strict=True):
+    def _extend_chains(self, found: dict[DraftCall, Tensor]) -> None:
+        """Add a token to each chain, and answer the calls whose chain ends. found: logits of each call, (1, V)."""
+        calls = list(found)
+        for call, token in zip(calls, _next_tokens(calls, torch.cat([*found.values()]), self._sharpness), strict=True):
             call.opened.publish(call.delta.prefix_len)
             call.opened.context.commit([token])
             is_full = len(call.opened.ids) - call.delta.prefix_len == self._length(call)
             if is_full or call.chain.score < call.request.head.min_score or _has_used_its_time(call):
                 call.reply(_drafted(call))
 
-    def _extend_trees(self, found: list[tuple[DraftCall, DraftedTree, Tensor]]) -> None:
+    def _extend_trees(self, found: dict[DraftCall, Tensor]) -> None:
         """Add a level to each tree, and answer the calls whose tree is complete.
 
-        found: calls with their trees and the logits, (1 + m, V), after the root and the m nodes of the pass.
+        found: logits after the frontier of each call's tree, (frontier, V).
         """
-        if not found:
-            return
-        drafts = [(call, drafted) for call, drafted, _ in found]
-        logits = [own[drafted.tree.paths_to_frontier()[1]] for _, drafted, own in found]
-        sharpness = [self._sharpness.of(call.request.head) for call, _ in drafts]
-        add_level(drafts, torch.cat(logits), [len(own) for own in logits], sharpness)
+        drafts = [(call, call.tree) for call in found if call.tree]
+        add_level(drafts, [*found.values()], [self._sharpness.of(call.request.head) for call in found])
         for call, drafted in drafts:
             if drafted.tree.frontier and not _has_used_its_time(call):
                 call.opened.num_computed = call.delta.prefix_len - 1  # the next pass begins with the root again

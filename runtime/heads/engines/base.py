@@ -127,9 +127,9 @@ class HeadEngine(ABC):
         budget.begin_levels()
         live = drafts
         while live:
-            num_rows = [self.num_logit_rows(draft) for draft in live]
+            logits = self.logits(live).split([self.num_logit_rows(draft) for draft in live])
             sharpness = [self.sharpness(draft.call) for draft in live]
-            add_level([(draft.call, draft) for draft in live], self.logits(live), num_rows, sharpness, self.draft_ids)
+            add_level([(draft.call, draft) for draft in live], logits, sharpness, self.draft_ids)
             budget.note_level()
             live = [draft for draft in live if draft.tree.frontier and budget.allows(draft.call)]
             if live and (states := self.next_states(live)) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from orchestrator.core.errors import EngineError
@@ -25,37 +26,41 @@ def check_draws(request: DraftRequest) -> None:
 
 
 def add_level(
-    drafts: Sequence[Drafting],
-    logits: Tensor,
-    num_rows: Sequence[int],
-    sharpness: Sequence[float],
-    ids: Tensor | None = None,
+    drafts: Sequence[Drafting], logits: Sequence[Tensor], sharpness: Sequence[float], ids: Tensor | None = None
 ) -> None:
     """Add the children of all frontiers; a child of a candidate at depth t has position prefix_len + t.
 
-    logits: (sum of num_rows, V), draft by draft, a row per candidate of the frontier or one for all of them.
-    num_rows, sharpness: of each draft. ids: (V,) int64, the token of each column; None means 0 … V − 1.
+    logits: of each draft (r, V), a row per candidate of its frontier or one for all of them. sharpness: of each draft.
+    ids: (V,) int64, the token of each column; None means 0 … V − 1.
     """
-    owners = [number for number, count in enumerate(num_rows) for _ in range(count)]
-    positions = [call.delta.prefix_len + draft.tree.depth for call, draft in drafts]
-    samplings = [call.request.sampling for call, _ in drafts]
-    k = max(draft.tree.fan_out for _, draft in drafts)
+    chosen = list[tuple[Drafting, Tensor, float]]()
+    for each, rows, own in zip(drafts, logits, sharpness, strict=True):
+        if each[0].request.head.draws:
+            _add_sampled(*each, rows, own, ids)
+        else:
+            chosen.append((each, rows, own))
+    if chosen:
+        _add_best(chosen, ids)
+
+
+def _add_best(chosen: Sequence[tuple[Drafting, Tensor, float]], ids: Tensor | None) -> None:
+    """Add the best children below the frontiers of these drafts, whose logits and sharpness are given."""
+    owners = [(call, draft.tree.depth, own) for (call, draft), rows, own in chosen for _ in rows]
     found = rank(
-        logits,
-        [positions[owner] for owner in owners],
-        [samplings[owner] for owner in owners],
-        k,
+        torch.cat([rows for _, rows, _ in chosen]),
+        [call.delta.prefix_len + depth for call, depth, _ in owners],
+        [call.request.sampling for call, _, _ in owners],
+        max(draft.tree.fan_out for (_, draft), _, _ in chosen),
         ids,
-        [sharpness[owner] for owner in owners],
+        [own for _, _, own in owners],
     )
     best, scores = found.ids.int().cpu().numpy(), found.scores.cpu().numpy()
-    for number, ((call, draft), end) in enumerate(zip(drafts, np.cumsum(num_rows).tolist(), strict=True)):
-        rows, columns = slice(end - num_rows[number], end), slice(draft.tree.fan_out)
-        times = len(draft.tree.frontier) // num_rows[number]
-        if call.request.head.draws:
-            _add_sampled(call, draft, logits[rows], sharpness[number], ids)
-        else:
-            draft.tree.add_children(best[rows, columns].repeat(times, 0), scores[rows, columns].repeat(times, 0))
+    first = 0
+    for (_, draft), rows, _ in chosen:
+        own, columns = slice(first, first + len(rows)), slice(draft.tree.fan_out)
+        times = len(draft.tree.frontier) // len(rows)
+        first += len(rows)
+        draft.tree.add_children(best[own, columns].repeat(times, 0), scores[own, columns].repeat(times, 0))
 
 
 def _add_sampled(
