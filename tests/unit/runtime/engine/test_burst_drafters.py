@@ -252,6 +252,28 @@ def test_steps_that_python_decides_still_get_drafts(
     assert by_step[1]["sources"][method]["num_drafted"] > 0
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [*SAMPLINGS, Sampling(0.8, seed=3, rule=Rule.REJECTION), Sampling(repetition_penalty=1.2)],
+    ids=("greedy", "sampled", "rejection", "penalty"),
+)
+@pytest.mark.parametrize("method", ["draft_model", "suffix+draft_model"])
+def test_steps_with_a_tree_of_the_draft_model_are_single_ones_in_a_run(
+    drafted: Drafted, target: Path, method: str, sampling: Sampling
+) -> None:
+    tree = {"top_k": 3, "min_prob": 0, "draft_len": 4, "max_nodes": 9}
+    values = tree if method == "draft_model" else {"draft_model": tree, "max_nodes": 12}
+    config, stop = json.dumps({"adaptive": False} | values), StopRule(MAX_TOKENS)
+    run = RunOptions(method, config, LIMITS, stop.min_tokens, tuple(stop.ids))
+    drafted.burst_tokens.clear()
+    in_run, by_step = run_and_loop(drafted, target, (method, config), sampling, stop, StepOptions(), run)
+    assert in_run[0] == by_step[0] and in_run[1]["sources"] == by_step[1]["sources"] and not drafted.burst_tokens
+    source = by_step[1]["sources"]["draft_model"]
+    assert source["num_drafted"] > 5 * by_step[1]["num_steps"] and 2 * source["num_accepted"] > by_step[1]["num_steps"]
+    if sampling in SAMPLINGS:
+        assert in_run[0].ids == drafted.tell(target, 90, "none", sampling)[0].ids
+
+
 @pytest.mark.parametrize("method", ["eagle2", "draft_model", "medusa"])
 def test_a_drafter_that_has_lost_a_sequence_reads_it_again_and_drafts_on(
     drafted: Drafted, target: Path, method: str, monkeypatch: pytest.MonkeyPatch
