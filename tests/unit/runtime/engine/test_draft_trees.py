@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from tokenizers import Tokenizer
 
 from benchmarks.stock_model import StockModel
+from benchmarks.traffic import read_prompts
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.elementary import exp
@@ -35,6 +37,7 @@ from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import EngineCall
 from runtime.engine.draft import DraftEngine
 from runtime.engine.local_drafter import LocalDrafter
+from runtime.engine.paged import PagedModel
 from runtime.engine.thread import EngineThread
 from runtime.heads.engines.ranking import rank
 from runtime.heads.engines.sampled import sampled_children
@@ -60,6 +63,7 @@ SAMPLINGS = {
     "typical": Sampling(0.9, seed=3, rule=Rule.TYPICAL),
 }
 SHARPNESS = Sharpness(0.6, 0.8)
+MODELS = Path(__file__).resolve().parents[4] / "models"
 #: Far below what the sound code gives by chance.
 LEAST_P = 1e-5
 
@@ -286,25 +290,24 @@ def test_what_is_accepted_of_sampled_trees_has_the_target_s_law(tmp_path: Path) 
 
 
 class World:
-    """A target, and drafters in this process: the target itself, and another model like it."""
+    """A target and its drafters in this process."""
 
-    def __init__(self, target: Path, other: Path) -> None:
-        self.target = start_target(make_paged(target))
-        self.drafters = {
-            name: LocalDrafter(DraftEngine(make_paged(folder), SHARPNESS))
-            for name, folder in (("same", target), ("other", other))
-        }
+    def __init__(self, target: PagedModel, **drafters: PagedModel) -> None:
+        self.vocab_size, self.target = target.model.vocab_size, start_target(target)
+        self.drafters = {name: LocalDrafter(DraftEngine(paged, SHARPNESS)) for name, paged in drafters.items()}
         self._number = 0
 
-    def tell(self, drafter: str, config: str, sampling: Sampling, max_tokens: int = 32) -> tuple[list[int], Any]:
-        """Return a text and its statistics."""
+    def tell(
+        self, drafter: str, config: str, sampling: Sampling, prompt: list[int] | None = None, max_tokens: int = 32
+    ) -> tuple[list[int], Any]:
+        """Return a text and its statistics; the default prompt depends on the seed."""
         self._number += 1
         method = "draft_model" if drafter else "none"
-        client = LocalDrafterClient("draft", self.drafters[drafter or "same"], "", 60.0)
+        client = LocalDrafterClient("draft", self.drafters[drafter], "", 60.0) if drafter else None
         selected = select_method(method, config, frozenset({"draft"}), {})
-        proposer = selected.proposer(dependencies(vocab_size=VOCAB_SIZE, drafter_client=lambda name: client))
+        proposer = selected.proposer(dependencies(vocab_size=self.vocab_size, drafter_client=lambda name: client))
         limits = Limits(max_tokens, 400, min(selected.config.max_nodes, 64))
-        prompt = random_ids(9, sampling.seed % 100)
+        prompt = prompt or random_ids(9, sampling.seed % 100)
         return decode(EngineTarget(self.target, self._number), proposer, prompt, sampling, limits)
 
 
@@ -312,7 +315,15 @@ class World:
 def world(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     other = tmp_path_factory.mktemp("other")
     make_like(folder, other)
-    made = World(folder, other)
+    made = World(make_paged(folder), same=make_paged(folder), other=make_paged(other))
+    yield made
+    made.target.close()
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[World]:
+    target, draft = (make_paged(MODELS / name, "float32", memory_mb=32) for name in ("target", "draft"))
+    made = World(target, draft=draft)
     yield made
     made.target.close()
 
@@ -366,6 +377,18 @@ def mean_accepted(world: World, config: str, sampling: Sampling) -> float:
 @pytest.mark.parametrize("name", ["greedy", "coupled", "sampled"])
 def test_more_is_accepted_of_trees_than_of_chains(world: World, name: str) -> None:
     assert mean_accepted(world, TREE, SAMPLINGS[name]) > 1.2 * mean_accepted(world, CHAIN, SAMPLINGS[name])
+
+
+@pytest.mark.parametrize("name", ["greedy", "sampled"])
+def test_of_the_demo_s_draft_model_more_is_accepted_of_trees_than_of_chains(demo: World, name: str) -> None:
+    encode = Tokenizer.from_file(str(MODELS / "target/tokenizer.json")).encode
+    prompts = [encode(some[0].text).ids[-200:] for some in read_prompts().values()]
+
+    def mean_len(config: str) -> float:
+        found = [demo.tell("draft", config, SAMPLINGS[name], prompt, 24)[1] for prompt in prompts]
+        return sum(each.num_accepted_tokens for each in found) / sum(each.num_steps for each in found)
+
+    assert mean_len(TREE) > 1.1 * mean_len(CHAIN)
 
 
 def test_more_is_accepted_of_a_sampled_tree_than_of_chosen_tokens(world: World) -> None:
