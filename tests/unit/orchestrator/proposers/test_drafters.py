@@ -16,7 +16,8 @@ from orchestrator.core.sampling_params import Rule, Sampling, as_float32
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, DraftResponse, HeadInput, HiddenStates, StepOptions
 from orchestrator.proposers.dependencies import NO_ANSWER
-from orchestrator.proposers.drafters import DraftModel, DraftModelConfig, DynamicConfig, HeadProposer, StaticConfig
+from orchestrator.proposers.drafter_configs import DraftModelConfig, DynamicConfig, StaticConfig
+from orchestrator.proposers.drafters import DraftModel, HeadProposer
 from orchestrator.proposers.registry import select_method
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest, pack_draft_request, unpack_draft_request
@@ -259,6 +260,7 @@ def test_a_draft_model_s_tree_is_sampled_where_the_rule_reads_q() -> None:
         assert not draft_model_call(REJECTION, BUDGET, top_k=2, **parameters)[1].draws
     budget, head = draft_model_call(REJECTION, BUDGET, draws=False)
     assert (budget, head.width, head.draws) == (Budget(5, 5), 1, False), "a chain of the likeliest tokens"
+    assert draft_model_call(replace(REJECTION, rule=Rule.COUPLED), BUDGET, draws=False)[1].width == 0
 
 
 @pytest.mark.parametrize(
