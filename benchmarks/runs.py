@@ -215,7 +215,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=4.0, help="of a setting's turn with --users (%(default)s)")
     parser.add_argument("--tasks", nargs="*", default=TASKS, help="(%(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--rule", choices=OUR_RULES, default=Rule.COUPLED, help="acceptance rule (%(default)s)")
+    rules = [rule.value for rule in OUR_RULES]
+    parser.add_argument("--rule", choices=rules, default=Rule.COUPLED.value, help="acceptance rule (%(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(arguments)
     prompts = held_out_prompts(args.config, args.tasks, args.num_prompts)

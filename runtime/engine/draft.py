@@ -43,9 +43,9 @@ class DraftEngine(PagedEngine[DraftRequest]):
     In native code, one call computes a pass and then whole chains.
 
     The ids of a sequence with a chain are the committed context followed by the tokens drafted so far, so the KV rows
-    of drafts that the target accepts are already there at the next call. A tree grows as those of heads do. Its passes
-    verify nothing, but are those of the target: each computes the root and the paths to the nodes that it expands, in
-    the slots from the root's on; the next call begins there again.
+    of drafts that the target accepts are already there at the next call. A tree grows as those of heads do: each of its
+    passes is a tree pass like the target's, over the root and the paths to the nodes that the level expands. These rows
+    are in the slots from the root's on, where the next call begins again.
     Invariant: token i of a chain is argmax(log q + noise) at position prefix_len + i. Under `coupled` it is the noise
     that the target adds to log p there: the closer q is to p, the more often both choose the same token. Under the
     other rules the noise is the drafter's own, and q is part of the answer. A chain that takes too long is cut short.
