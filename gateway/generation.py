@@ -155,7 +155,7 @@ class Generation:
 
     def _count(self, error: ReplicaError, has_begun: bool) -> None:
         """Count a text that a replica had begun, or a replica that was lost, as a failover; else that it refused."""
-        is_failover = has_begun or isinstance(error, ReplicaLost | StreamStalled | ReplicaDraining)
+        is_failover = has_begun or isinstance(error, ReplicaLost | StreamStalled)
         (self.metrics.failovers if is_failover else self.metrics.refusals).labels(reason=error.reason).inc()
 
     async def _from(

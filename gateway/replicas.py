@@ -150,7 +150,8 @@ class Replicas:
         name = self.addresses.removeprefix(DNS)
         for address in name.split(","):
             host, _, port = address.strip().rpartition(":")
-            if not host or not port.isdigit() or (self._is_dns and "," in name):
+            is_port = port.isdecimal() and 1 <= int(port) <= 65535
+            if not host or "/" in host or not is_port or (self._is_dns and "," in name):  # "/" as in http://
                 raise _wrong("must be host:port,host:port… or dns://name:port", self.addresses)
             try:
                 host.encode("idna")

@@ -54,6 +54,8 @@ class Gateway:
 
     def chat(self, fields: ChatFields, request_id: str, key_label: str = "") -> Job:
         """Return the job of a chat request; raises BadRequest or ModelNotFound. key_label: for the metrics."""
+        if "messages" in fields.chat_template_kwargs:  # the template would read them instead of the field
+            raise BadRequest("chat_template_kwargs must not have the key 'messages'", "chat_template_kwargs")
         messages = [message.for_template() for message in fields.messages]
         arguments = {"add_generation_prompt": fields.add_generation_prompt, **fields.chat_template_kwargs}
         text = self.checkpoint.render_chat(messages, arguments)

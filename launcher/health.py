@@ -80,6 +80,9 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(404, "not found (there are /live, /ready, /token and /drain)")
 
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
     def do_PUT(self) -> None:
         if self.path == "/reload":
             self._reload()
@@ -123,7 +126,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         """Write nothing: probes come every few seconds."""
