@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 TESTS = Path(__file__).parents[2]
 
@@ -17,3 +18,7 @@ def test_pytest_enters_every_folder_that_has_tests(pytestconfig: pytest.Config) 
     named = [folder for folder in folders if folder.name]
     assert len(named) > 10
     assert not [folder for folder in named for pattern in patterns if Path(folder.name).match(pattern)]
+
+
+def test_hypothesis_times_no_test() -> None:
+    assert settings().deadline is None and HealthCheck.too_slow in settings().suppress_health_check
