@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.triton.admission import Admission
-from orchestrator.triton.running_slots import SharedRunningSlots
+from orchestrator.triton.running_slots import RunningSlots, SharedRunningSlots
 from orchestrator.triton.tenants import NO_LIMITS, Taking, TenantLimits
 from tests.support.admission import Crowd, ScriptedRequest, occupied
 from tests.support.hanging import WAIT_S, until
@@ -53,6 +53,17 @@ def test_a_tenant_has_one_limit_of_tokens_in_all_processes(tmp_path: Path) -> No
     here.keep_turns_of(())
     assert there.take(3, "x", 21) is Taking.TENANT_AT_LIMIT
     assert there.take(3, "x", 20) is Taking.TAKEN
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_tokens_that_are_given_back_can_be_taken_again(tmp_path: Path, is_shared: bool) -> None:
+    limits = TenantLimits(tokens=100)
+    slots = SharedRunningSlots(tmp_path, 6, limits) if is_shared else RunningSlots(6, limits)
+    assert slots.take(1, "x", 60) is Taking.TAKEN and slots.take(2, "x", 20) is Taking.TAKEN
+    slots.give_back(2, "x", 20)
+    assert slots.take(1, "x", 41) is Taking.TENANT_AT_LIMIT and slots.take(1, "x", 40) is Taking.TAKEN
+    slots.give_back(1, "x", 60)
+    assert slots.take(3, "x", 20) is Taking.TAKEN
 
 
 def test_a_limit_of_tokens_that_a_reload_sets_counts_the_slots_that_were_taken_without_one(tmp_path: Path) -> None:

@@ -127,14 +127,16 @@ def test_a_tenant_whose_requests_come_to_too_many_tokens_waits_and_the_others_pa
     crowd, gate = Crowd(), threading.Event()
     first, second, third = (request_of(crowd, number, tenant="greedy", gate=gate) for number in range(3))
     first.num_tokens, second.num_tokens, third.num_tokens = 60, 40, 1
+    rest = [request_of(crowd, 3 + number, tenant="greedy") for number in range(3)]
     other = request_of(crowd, 9, tenant="modest", gate=gate)
     other.num_slots, other.num_tokens = 2, 50
     assert all(frugal.admit(request) for request in (first, second, third, other))
     until(lambda: crowd.num_running == 3)
     assert (third.num_runs, other.num_runs) == (0, 1)
-    assert not frugal.would_refuse(), "it depends on whose request comes"
+    assert all(frugal.admit(request) for request in rest)
+    assert frugal.num_waiting == 4 and not frugal.would_refuse(), "it depends on whose request comes"
     gate.set()
-    assert all(request.ended.wait(WAIT_S) for request in (first, second, third, other))
+    assert all(request.ended.wait(WAIT_S) for request in (first, second, third, other, *rest))
 
 
 def test_a_request_of_more_tokens_than_a_tenant_may_have_runs_when_no_other_of_its_tenant_does(
