@@ -49,7 +49,7 @@ NUM_READERS, NUM_VISITORS = 6, 4
 #: What each client waits between two requests: a replica that loads its models beside a full load takes a minute.
 THINK_S = 0.5
 HANG_LIMIT_S = 4.0
-READY_LIMIT_S, HEAL_LIMIT_S = 90.0, 300.0
+HEAL_LIMIT_S = 300.0
 #: How long after a fault's end a request may still feel it: its answer, or its client's limit, comes so much later.
 AFTERMATH_S = 45.0
 #: How soon at the latest a launcher whose Triton is worn out replaces it, once the clients have stopped.
@@ -76,19 +76,22 @@ class Layout(NamedTuple):
     """What a replica consists of.
 
     kinds: its processes. serving: its deployment file. settings: the rest of that file, which reloads change, by turns.
+    ready_limit_s: how long its models may take to load on a busy machine.
     """
 
     kinds: Sequence[str]
     serving: str
     settings: Sequence[str]
+    ready_limit_s: float
 
 
-IN_TARGET = Layout(KINDS, SERVING, SETTINGS)
+IN_TARGET = Layout(KINDS, SERVING, SETTINGS, 90.0)
 #: A running server cannot change drafters that have processes of their own.
 OWN_PROCESSES = Layout(
     (*KINDS, "draft", *HEADS),
     f'{SERVING}runs = false\ndraft = "draft"\n',
     ("max_running = 16\nremember_tokens = 2000\n", "max_running = 12\nremember_tokens = 1000\n"),
+    HEAL_LIMIT_S,
 )
 
 
@@ -237,7 +240,7 @@ def deployment(
                     folder / f"serving-{replica}.toml",
                     say=partial(note, ends, replica),
                     hang_limit_s=HANG_LIMIT_S,
-                    ready_limit_s=READY_LIMIT_S,
+                    ready_limit_s=layout.ready_limit_s,
                 )
             )
             for replica in range(2)
@@ -288,7 +291,9 @@ class Result:
         if visit.outcome not in ("error", "cut", "unanswered") or visit.kind == "deadline":
             return False
         hurt = [(fault.replica, fault.began_s, fault.began_s + fault.healed_s) for fault in self.chaos.faults]
-        hurt += [(end.replica, end.at_s - NOTICE_S, end.at_s + READY_LIMIT_S) for end in self.chaos.ends]
+        hurt += [
+            (end.replica, end.at_s - NOTICE_S, end.at_s + self.chaos.layout.ready_limit_s) for end in self.chaos.ends
+        ]
         return not any(
             replica == visit.replica and visit.began_s <= until_s + AFTERMATH_S and visit.ended_s >= since_s
             for replica, since_s, until_s in hurt
