@@ -323,7 +323,7 @@ class Result:
             return "No reload."
         taken = sum(reload.status == 200 for reload in self.chaos.reloads)
         return (
-            f"{len(times)} reloads of a changed draft model and changed limits, {taken} taken over, in "
+            f"{len(times)} reloads of changed settings, {taken} taken over, in "
             f"{times[len(times) // 2]:.1f} s (p50), {times[-1]:.1f} s (max)."
         )
 
