@@ -149,7 +149,8 @@ class Generation:
             except Refused as error:
                 raise Refusal(str(error)) from None
             except ReplicaError as error:
-                self.replicas.report(replica, error, began_s, self._priority)
+                waits_for_room = isinstance(attempts.error, ReplicaFull) and replica in attempts.tried
+                self.replicas.report(replica, error, began_s, self._priority, waits_for_room=waits_for_room)
                 self._count(error, has_begun=len(self.ids) > num_before)
                 attempts = (attempts if len(self.ids) == num_before else Attempts()).with_failure(replica, error)
 

@@ -2,7 +2,7 @@
 
 GET /live     200, or 503 and why the server must be restarted
 GET /ready    200, or 503 and why it takes no requests
-GET /token    200 when a token has just been generated, or 503 and why not
+GET /token    200 when a token has just been generated and gRPC answers, or 503 and why not
 GET /drain    {"draining": false, "running": 3}
 PUT /drain    begin the drain; DELETE /drain ends it; from this machine only
 PUT /reload   200 and what has changed, or 409 and why nothing has; from this machine only
