@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from tests.support.device_tensors import DeviceTensor, Operations, Traffic
+from tests.support.cuda_operations import Operations
+from tests.support.device_tensors import DeviceTensor, Traffic
 
 #: Places of device types in torch's table of device guards (c10/core/DeviceType.h).
 CUDA, META, NUM_DEVICE_TYPES = 1, 14, 21
