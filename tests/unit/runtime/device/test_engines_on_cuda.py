@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ SAMPLINGS = {
     "rejection": Sampling(0.9, top_p=0.9, seed=4, rule=Rule.REJECTION),
     "typical": Sampling(0.9, seed=4, rule=Rule.TYPICAL),
 }
-PROMPTS = [RNG.integers(1, VOCAB_SIZE, length).tolist() for length in (9, 100, 30, 12, 3, 17, 8, 20, 33)]
+PROMPTS = [RNG.integers(1, VOCAB_SIZE, length).tolist() for length in (9, 70, 30, 12, 3, 17, 8, 20, 33)]
 ALL = StepOptions(True, True, 0, 3, HiddenStates.LAST | HiddenStates.LAYERS, num_node_top=2)
 
 
@@ -82,11 +82,11 @@ def comparable(answer: Acceptance) -> tuple[Any, ...]:
 
 
 def texts_on(root: Path, device: str, dtype: str = "float64", truth: list[list[int]] | None = None) -> Any:
-    """Return what a target answers to a prompt and three steps of every sampling, and the texts."""
+    """Return what a target answers to a prompt and two steps of every sampling, and the texts."""
     with machine(device):
         texts = Texts(target_on(configuration(root, device, dtype)), PROMPTS, list(SAMPLINGS.values()), ALL)
         answers = []
-        for _ in range(4):
+        for _ in range(3):
             trees = [
                 branching(context, truth[place], VOCAB_SIZE) if truth else TokenTree.bare()
                 for place, context in enumerate(texts.contexts)
@@ -122,19 +122,19 @@ def test_rounded_arithmetic_gives_the_text_of_the_cpu_with_the_same_groups(
 
 
 def test_preempted_sequences_give_the_text_of_the_cpu(root: Path) -> None:
-    """Sixteen sequences in a pool for far fewer; what they lose they compute again."""
+    """Between two steps all lose their blocks; without shared prefixes they compute everything again, elsewhere."""
 
-    def run(device: str) -> tuple[list[list[int]], int]:
+    def run(device: str) -> list[list[int]]:
         with machine(device):
-            engine = target_on(configuration(root, device, kv_memory_mb=1, block_tokens=16, prefix_sharing=False))
-            prompts = [[1 + number, *PROMPTS[1]] for number in range(16)]
-            texts = Texts(engine, prompts, [SAMPLINGS["sampled"]] * 16, StepOptions())
-            for _ in range(12):
-                texts.step([TokenTree.bare()] * 16)
-            return [context.ids for context in texts.contexts], engine.sequences.num_preempted
+            engine = target_on(configuration(root, device, prefix_sharing=False))
+            texts = Texts(engine, PROMPTS[:3], [SAMPLINGS["sampled"]] * 3, StepOptions())
+            for _ in range(3):
+                texts.step([TokenTree.bare()] * 3)
+                for sequence in list(engine.sequences.holders()):
+                    sequence.preempt()
+            return [context.ids for context in texts.contexts]
 
-    (expected, _), (found, num_preempted) = run("cpu"), run("cuda")
-    assert found == expected and num_preempted > 0
+    assert run("cuda") == run("cpu")
 
 
 def test_a_target_on_its_own_thread_is_warm_and_gives_the_text_of_the_cpu(root: Path) -> None:
@@ -205,10 +205,6 @@ def test_the_draft_model_drafts_what_it_does_on_the_cpu(root: Path, min_prob: fl
     found, num_waits, depth = drafts_on(root, "cuda", "float64", "draft", min_prob=min_prob)
     assert found == drafts_on(root, "cpu", "float64", "draft", min_prob=min_prob)[0]
     assert num_waits == waits_a_pass * depth
-
-
-def with_options(**changes: Any) -> Callable[[int], StepOptions]:
-    return lambda length: StepOptions(**changes)
 
 
 @pytest.mark.parametrize("number", [1, 8])
