@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -37,8 +38,8 @@ def stage(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
     ]
 
 
-def staged(numbers: Sequence[int] | Sequence[float] | np.ndarray, device: torch.device) -> Tensor:
-    """Return numbers on the device, without a wait for it: (n,) int64 or float64, or an array as `stage` takes it."""
+def staged(numbers: npt.ArrayLike, device: torch.device) -> Tensor:
+    """Return numbers on the device, in a dtype that `stage` takes, without a wait for it."""
     array = np.asarray(numbers)
     return torch.from_numpy(array) if device.type == "cpu" else stage([array], device)[0]
 

@@ -53,7 +53,7 @@ ALL = StepOptions(True, True, 0, 3, HiddenStates.LAST | HiddenStates.LAYERS, num
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target, a draft model and a head of each kind."""
     folder = tmp_path_factory.mktemp("deployment")
-    make_target(folder / "target")
+    make_target(folder / "target", initializer_range=0.2)
     make_tiny_target(folder / "draft", seed=3, initializer_range=0.2)
     for kind in HEADS:
         make_head(kind, folder / kind)
