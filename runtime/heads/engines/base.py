@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from orchestrator.core.arrays import Features
 from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, RequestError, ServingError
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import DraftResponse
+from orchestrator.core.types import Distribution, DraftResponse
 from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import Progress
 from runtime.heads.engines.drafts import DraftInProgress, HeadCall, TimeBudget, call_after, has_newest_features
@@ -28,6 +29,7 @@ from runtime.native.draft_calls import NativeDraft
 from runtime.native.drafters import ContinuedDraft, NativeDrafter
 from runtime.native.heads import NativeHead
 from runtime.sampling.drafts import candidates
+from runtime.staging import fetch, staged
 
 #: Calls share one pass up to this many context rows in total; a longer pass would make all of them late.
 MAX_PASS_ROWS = 512
@@ -150,10 +152,7 @@ class HeadEngine(ABC):
 
     def native_draft(self, call: HeadCall, budget: TimeBudget, tokens: list[int], first: int) -> NativeDraft:
         """Return native code's input for a call. tokens: those of the rows to read. first: the first row's position."""
-        head = call.request.head
-        assert head.features is not None
-        features = head.features[first - head.features_start :]
-        return self._native_input(call, budget, self.choices_of(call), tokens, features)
+        return self._native_input(call, budget, self.choices_of(call), tokens, call.request.head.features_since(first))
 
     def _native_input(
         self, call: HeadCall, budget: TimeBudget, choices: TokenTree, tokens: list[int], features: Features
@@ -205,20 +204,25 @@ class HeadEngine(ABC):
         samplings = [draft.call.request.sampling for draft in owners]
         k = max(draft.tree.fan_out for draft in drafts)
         logits = self.logits(drafts)
-        found = rank(logits, positions, samplings, k, self.draft_ids, [self.sharpness(each.call) for each in owners])
-        ids, scores = found.ids.int().cpu().numpy(), found.scores.cpu().numpy()
+        sampled = [row for row, each in enumerate(owners) if each.call.request.head.draws]
+        q: Iterator[Distribution] = iter(())
+        if sampled:
+            own = logits[staged(sampled, self._device)]
+            q = iter(candidates(own, [samplings[row] for row in sampled], self.draft_ids))
+        if len(sampled) < len(owners):
+            sharpness = [self.sharpness(each.call) for each in owners]
+            ids, scores = fetch(rank(logits, positions, samplings, k, self.draft_ids, sharpness))
         for draft, count, end in zip(drafts, num_rows, np.cumsum(num_rows), strict=True):
             rows, times = slice(end - count, end), len(draft.tree.frontier) // count
             columns = slice(draft.tree.fan_out)
             if draft.call.request.head.draws:
-                self._add_sampled(draft, positions[rows.start], logits[rows])
+                self._add_sampled(draft, positions[rows.start], list(islice(q, count)))
             else:
                 draft.tree.add_children(ids[rows, columns].repeat(times, 0), scores[rows, columns].repeat(times, 0))
 
-    def _add_sampled(self, draft: DraftInProgress, position: int, logits: Tensor) -> None:
-        """Add sampled children below a draft's frontier; logits: (r, V or V_d), a row per candidate or one for all."""
+    def _add_sampled(self, draft: DraftInProgress, position: int, found: list[Distribution]) -> None:
+        """Add sampled children below a draft's frontier. found: q of each candidate, or of all of them."""
         tree, prefix_len, sampling = draft.tree, draft.call.delta.prefix_len, draft.call.request.sampling
-        found = candidates(logits, [sampling] * len(logits), self.draft_ids)
         q = dict(zip(tree.frontier, found * (len(tree.frontier) // len(found)), strict=True))
         sharpness = self.sharpness(draft.call)
         rows = [
@@ -286,12 +290,10 @@ class HeadEngine(ABC):
         beam_search = self.beam_search and not request.head.draws
         return DynamicTree(width, request.max_nodes, depth, beam_search, request.head.min_score)
 
-    def features_of(self, call: HeadCall, first: int) -> Tensor:
-        """Return the target's features of the positions from `first` to the newest, (r, width)."""
-        head = call.request.head
-        assert head.features is not None
-        return torch.from_numpy(head.features[first - head.features_start :].copy()).to(self._device, self._dtype)
+    def on_device(self, features: Sequence[Features]) -> Tensor:
+        """Return rows of features one after another, (r, width), on the device and in the dtype of the head."""
+        return staged(np.concatenate(features, dtype=np.float32), self._device).to(self._dtype)
 
     def newest_features(self, calls: list[HeadCall]) -> Tensor:
         """Return the features of each call's newest position, (calls, width)."""
-        return torch.cat([self.features_of(call, call.delta.prefix_len - 2) for call in calls])
+        return self.on_device([call.request.head.features_since(call.delta.prefix_len - 2) for call in calls])
