@@ -309,9 +309,12 @@ def test_openai_raises_its_own_errors(client: openai.OpenAI) -> None:
         client.completions.create(**{**GREEDY, "model": "other"})
 
 
+JSON = {"Content-Type": "application/json"}
+
+
 @pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b'"x"', b"[" * 50_000])
 def test_bodies_that_are_no_object(gateway: RunningGateway, body: bytes) -> None:
-    answer = httpx.post(f"{gateway.url}/v1/completions", content=body, timeout=30)
+    answer = httpx.post(f"{gateway.url}/v1/completions", content=body, headers=JSON, timeout=30)
 
     assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
 
@@ -366,7 +369,8 @@ def num_tokens_of_abandoned(gateway: RunningGateway, stream: bool) -> float:
     before = gateway.metric("spec_gateway_generation_tokens_total")
     with socket.create_connection(("127.0.0.1", int(gateway.url.rpartition(":")[2])), timeout=30) as connection:
         raw = json.dumps(body).encode()
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(raw) + raw)
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(raw) + raw)
         until(lambda: gateway.metric("spec_gateway_generation_tokens_total") > before, "the first token")
     until(lambda: gateway.metric("spec_gateway_requests_running") == 0, "the end of the request")
     return gateway.metric("spec_gateway_generation_tokens_total") - before

@@ -368,7 +368,10 @@ def full(gateway: RunningGateway) -> Replica:
 @contextlib.contextmanager
 def unfinished(gateway: RunningGateway, path: str = "/v1/completions", key: str = "") -> Iterator[socket.socket]:
     """Send the head of a request whose body never comes, on a connection that stays open."""
-    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {key}\r\nContent-Length: 9000\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n"
+        "Content-Length: 9000\r\n\r\n"
+    )
     with socket.create_connection(urllib.parse.urlsplit(gateway.url).netloc.split(":"), LIMIT_S) as connection:
         connection.sendall(head.encode())
         yield connection
@@ -435,3 +438,24 @@ def test_with_salts_by_key_a_full_deployment_reads_no_body(
         full(gateway)
         with unfinished(gateway, key="secret") as connection:
             assert connection.recv(65536).startswith(b"HTTP/1.1 429 ")
+
+
+@pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        ({}, "Content-Type must be application/json, got ''"),
+        ({"Content-Type": "text/plain"}, "Content-Type must be application/json, got 'text/plain'"),
+        ({"Content-Type": "application/json", "Content-Encoding": "gzip"}, "Content-Encoding must be absent or"),
+    ],
+    ids=["no type", "text", "gzip"],
+)
+def test_a_body_that_is_not_sent_as_plain_json_is_refused(
+    replica: StandInReplica, folder: Path, headers: dict[str, str], words: str
+) -> None:
+    """A page of another site can make a browser send a body without a type, or as text, but not as JSON."""
+    with gateway_over(replica, folder) as gateway:
+        answer = httpx.post(f"{gateway.url}/v1/completions", content=json.dumps(BODY), headers=headers, timeout=LIMIT_S)
+
+        assert answer.status_code == 415 and words in answer.json()["error"]["message"] and not replica.requests
+        as_json = {"Content-Type": "Application/JSON; charset=utf-8"}
+        assert gateway.post("/v1/completions", BODY, headers=as_json).status_code == 200
