@@ -123,6 +123,14 @@ def test_services_budgets_and_monitors_select_pods_and_ports_that_are_there(name
         assert selected and all(set(ports) <= names for names in selected), (labels, ports)
 
 
+@EACH_OVERLAY
+def test_replicas_of_a_deployment_are_spread_over_nodes(name: str) -> None:
+    for where, manifest in of_kind(name, "Deployment").items():
+        pod = manifest["spec"]["template"]
+        (constraint,) = pod["spec"]["topologySpreadConstraints"]
+        assert constraint["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items(), where
+
+
 def services(name: str) -> list[Manifest]:
     return list(of_kind(name, "Service").values())
 
