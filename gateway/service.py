@@ -102,8 +102,7 @@ class Gateway:
         options = fields.num_top, fields.return_token_ids, fields.return_steps, "draft_text" in inputs
         response_format = format_class(self.checkpoint, inputs["seed"], *options)
         repeated = [text for text in echo for _ in range(fields.n)]
-        include_usage = fields.stream_options.include_usage
-        return Job(sequences, response_format, self.metrics, fields.n, repeated, include_usage, key_label)
+        return Job(sequences, response_format, self.metrics, fields.n, repeated, fields.stream_options, key_label)
 
     def _check_size(self, inputs: dict[str, Any], prompts: list[dict[str, Any]], n: int) -> None:
         """Raise BadRequest if one body would become more bytes than a server, or this gateway, should hold for it."""

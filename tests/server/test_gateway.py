@@ -75,6 +75,16 @@ def test_stream_joined_is_the_completion_and_ends_with_usage(client: openai.Open
     assert all(chunk.usage is None for chunk in chunks[:-1]) and len({chunk.id for chunk in chunks}) == 1
 
 
+def test_chunks_of_a_stream_have_the_usage_so_far_if_that_is_wanted(client: openai.OpenAI) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(client.completions.create(stream=True, stream_options=options, **GREEDY))
+
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts) and 0 < counts[0] <= counts[-1] == 24
+    assert [chunk.usage.prompt_tokens for chunk in chunks[-2:]] == [9, 9]  # known when the text has ended
+    assert all(c.usage.total_tokens == c.usage.prompt_tokens + c.usage.completion_tokens for c in chunks)
+
+
 def test_async_client_streams_several_requests_at_once(gateway: RunningGateway, client: openai.OpenAI) -> None:
     async def text(made: openai.AsyncOpenAI, seed: int) -> str:
         request = {**GREEDY, "temperature": 1.0, "seed": seed}
