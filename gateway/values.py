@@ -27,8 +27,10 @@ class Fields(BaseModel):
 
 
 class StreamOptions(Fields):
-    """include_usage: send a last chunk with the usage. continuous_usage_stats: then each chunk has the usage so far,
-    in which a prompt's tokens count once its text has ended.
+    """What a stream shows beside the text.
+
+    include_usage: send a last chunk with the usage. continuous_usage_stats: then each chunk has the usage so far, in
+    which a prompt's tokens count once its text has ended.
     include_obfuscation: accepted, but nothing is obfuscated.
     """
 
