@@ -119,6 +119,8 @@ def test_steps_that_follow_a_prediction_have_the_trees_of_the_reference(
 ) -> None:
     for name in ("HOLD_S", "MAX_HOLD_S"):
         monkeypatch.setattr(runs, name, 2.0)  # otherwise bursts have only a few steps on a busy machine
+    # Three steps ahead of the caller, bursts and single steps alternate.
+    monkeypatch.setattr("runtime.engine.run.MAX_AHEAD", 3 if seed % 2 else 64)
     sampling, stop = SAMPLINGS[seed % 3], StopRule(MAX_TOKENS)
     text = drafted.tell(folder, 400, "none", sampling, stop)[0].ids
     prediction = prediction_of(Random(seed), text, VOCAB_SIZE)
