@@ -105,7 +105,7 @@ _ALL = (
     ),
     Method("jacobi", "jacobi:Jacobi", "jacobi:JacobiConfig", target_tokens=True),
     Method("recycling", "recycling:Recycling", "recycling:RecyclingConfig", branches="a tree", num_node_top=8),
-    Method("predicted", "predicted:Predicted", "predicted:PredictedConfig"),
+    Method("predicted", "native_methods:predicted", "predicted:PredictedConfig"),
     Method("draft_model", "drafters:DraftModel", "drafters:DraftModelConfig", drafter="draft", engine_config=_AS_BUILT),
     replace(_HEAD, name="medusa", drafter="medusa", build_mode="medusa", engine_config=_AS_BUILT),
     replace(_EAGLE, name="eagle", build_mode="eagle", engine_config="engine_side:EngineSideEagleConfig"),

@@ -12,7 +12,6 @@ import pytest
 from build.corpus_index import shards_of, sorted_ends
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget
-from orchestrator.native.drafts import NativeEstimates
 from orchestrator.proposers.candidates import likeliest_followers
 from orchestrator.proposers.corpus import Corpus, Shard
 from orchestrator.proposers.dependencies import ProposerDependencies
@@ -122,7 +121,8 @@ def test_a_long_prompt_and_a_long_prediction_are_read_in_pieces(monkeypatch: pyt
     given, rng = [*cases()][5], np.random.default_rng(7)
     assert given.estimates.native and len(given.prediction) > most
     costs, ids, num_nodes = cost_model_of(1.0 + np.arange(129) * 0.01), text_of(rng, 200), 0
-    lengths = spied(monkeypatch, given.estimates.native)
+    lengths = list[int]()
+    monkeypatch.setattr(given.estimates.native, "library", spied(given.estimates.native.library, lengths))
     native = NativeGrowth(given.estimates.native, given, is_chain=False)
     reference = Growth([*sources_of(given)], given.estimates)
     assert max(lengths) == most and sum(lengths) == len(given.prediction)
@@ -136,9 +136,8 @@ def test_a_long_prompt_and_a_long_prediction_are_read_in_pieces(monkeypatch: pyt
     assert num_nodes > 10 and max(lengths) == most and sum(lengths) == len(given.prediction) + 109
 
 
-def spied(monkeypatch: pytest.MonkeyPatch, estimates: NativeEstimates) -> list[int]:
-    """Return the list to which each call that reads tokens adds how many."""
-    lengths, library = list[int](), estimates.library
+def spied(library: Any, lengths: list[int]) -> Any:
+    """Return the library; each of its calls that reads tokens adds to the list how many."""
 
     class Spy:
         def __getattr__(self, name: str) -> Any:
@@ -150,8 +149,7 @@ def spied(monkeypatch: pytest.MonkeyPatch, estimates: NativeEstimates) -> list[i
 
             return call if "read" in name else function
 
-    monkeypatch.setattr(estimates, "library", Spy())
-    return lengths
+    return Spy()
 
 
 def test_likeliest_followers_are_the_first_of_the_most_frequent() -> None:
