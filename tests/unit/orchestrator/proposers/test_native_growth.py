@@ -136,6 +136,22 @@ def test_a_long_prompt_and_a_long_prediction_are_read_in_pieces(monkeypatch: pyt
     assert num_nodes > 10 and max(lengths) == most and sum(lengths) == len(given.prediction) + 109
 
 
+@pytest.mark.parametrize(("near", "far", "token"), [(5, 6, 41), (6, 7, 40)])
+def test_at_most_six_tokens_decide_where_a_prediction_is_followed_again(near: int, far: int, token: int) -> None:
+    """near, far: tokens before 40, early in the prediction, and before 41, late in it, that agree with the text."""
+    text = [*range(20, 27)]
+    prediction = (50, *text[-near:], 40, *range(30, 39), 51, *text[-far:], 41)
+    given = replace(dependencies(), prediction=prediction, estimates=AcceptanceEstimates())
+    assert given.estimates.native
+    context, costs = Context([1]), cost_model_of(np.ones(129))
+    context.commit(text)
+    for growth in (
+        NativeGrowth(given.estimates.native, given, is_chain=False),
+        Growth([*sources_of(given)], given.estimates),
+    ):
+        assert growth.grow(context, Budget(1, 1), costs).tree.tokens.tolist() == [token]
+
+
 def spied(library: Any, lengths: list[int]) -> Any:
     """Return the library; each of its calls that reads tokens adds to the list how many."""
 

@@ -137,6 +137,8 @@ def followed(seed: int) -> Iterator[tuple[int, int, int]]:
         if rng.random() < 0.3:
             budget = Budget(rng.choice([0, 3, 30]), rng.choice([0, 12, 128]))
         num_nodes = assert_same(native, reference, context, budget)
+        uncut = native.propose(context, Sampling(), budget)
+        assert uncut.tree.num_nodes == num_nodes, "nothing needs to be cut, and a second proposal is the first one"
         draft, rest = reference.prediction[reference.expected :][:num_nodes], text[len(context) :]
         accepted = num_accepted(draft, rest)
         yield in_a_row, num_nodes, accepted
