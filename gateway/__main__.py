@@ -15,7 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from gateway.app import create_app
-from gateway.connections import server_config
+from gateway.connections import raise_file_limit, server_config
 from gateway.listening import address_of, bound, listen, metrics_served
 from gateway.local import serving, target_of
 from gateway.settings import PREFIX, Settings, SettingsError, parse_flags, read_settings
@@ -58,6 +58,7 @@ def run(settings: Settings, config: str | None, num_replicas: int) -> None:
     """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("gateway").setLevel(settings.log_level.upper())
+    raise_file_limit(settings.max_connections)
     app = create_app(settings)
     gateway = app.state.gateway
     with contextlib.ExitStack() as stack:

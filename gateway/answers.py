@@ -44,7 +44,8 @@ class EventStream(StreamingResponse):
 
     def __init__(self, first: str, others: AsyncGenerator[str, None]) -> None:
         self._others = others
-        headers = {"Cache-Control": "no-cache"}
+        # nginx would otherwise collect events before it passes them on.
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(self._all(first), media_type="text/event-stream", headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -31,6 +31,8 @@ from gateway.tokenizer import read_checkpoint
 from gateway.workers import off_loop
 
 PAGE = Path(__file__).parent / "playground"
+#: Load balancers and `wget --spider` probe with HEAD, which FastAPI does not add to GET by itself.
+READ = ["GET", "HEAD"]
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -50,7 +52,15 @@ def create_app(settings: Settings) -> FastAPI:
             await asyncio.gather(watch, return_exceptions=True)
             await gateway.replicas.close()
 
-    app = FastAPI(title="specserve gateway", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="specserve gateway",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        # Behind a proxy for TLS, a redirect from /v1/completions/ would name http://: clients would send in clear.
+        redirect_slashes=False,
+    )
     app.state.gateway = gateway
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(404, _on_unknown_path)
@@ -120,24 +130,24 @@ def _add_tokenizer(app: FastAPI, gateway: Gateway, bodies: Bodies) -> None:
 
 
 def _add_operations(app: FastAPI, gateway: Gateway) -> None:
-    @app.get("/v1/models")
+    @app.api_route("/v1/models", methods=READ)
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [gateway.model_card()]}
 
-    @app.get("/v1/models/{name:path}")
+    @app.api_route("/v1/models/{name:path}", methods=READ)
     async def model(name: str) -> dict[str, Any]:
         gateway.check_model(name)
         return gateway.model_card()
 
-    @app.get("/version")
+    @app.api_route("/version", methods=READ)
     async def version() -> dict[str, str]:
         return {"version": __version__}
 
-    @app.get("/health")
+    @app.api_route("/health", methods=READ)
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/ready")
+    @app.api_route("/ready", methods=READ)
     async def ready() -> Response:
         # Probes have no key, so the replicas' addresses are only in the metrics.
         usable = [replica.is_usable for replica in gateway.replicas.all.values()]
@@ -146,18 +156,18 @@ def _add_operations(app: FastAPI, gateway: Gateway) -> None:
 
     if gateway.settings.metrics_port is None:
 
-        @app.get("/metrics")
+        @app.api_route("/metrics", methods=READ)
         async def metrics() -> Response:
             text = prometheus_client.generate_latest(gateway.metrics.registry)
             return Response(text, media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
 
 def _add_playground(app: FastAPI, gateway: Gateway) -> None:
-    @app.get("/")
+    @app.api_route("/", methods=READ)
     async def page() -> Response:
         return FileResponse(PAGE / "index.html", headers={"Content-Security-Policy": "default-src 'self'"})
 
-    @app.get("/playground/methods")
+    @app.api_route("/playground/methods", methods=READ)
     async def methods() -> dict[str, Any]:
         return {"model": gateway.checkpoint.name, "methods": await served_methods(gateway.replicas)}
 
@@ -170,8 +180,10 @@ async def _on_api_error(_: Request, error: Exception) -> Response:
 
 
 async def _on_unknown_path(request: Request, error: Exception) -> Response:
-    body = UnknownUrl(f"no such endpoint: {request.method} {request.url.path}").body()
-    return JSONResponse(body, getattr(error, "status_code", UnknownUrl.status))
+    headers: dict[str, str] = getattr(error, "headers", None) or {}
+    allowed = f" (allowed: {headers['Allow']})" if "Allow" in headers else ""
+    body = UnknownUrl(f"no such endpoint: {request.method} {request.url.path}{allowed}").body()
+    return JSONResponse(body, getattr(error, "status_code", UnknownUrl.status), headers)
 
 
 async def _on_exception(request: Request, _: Exception) -> Response:

@@ -8,7 +8,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from gateway.answers import ClientGone
-from gateway.errors import Busy, TooLarge, TooSlow, Unavailable
+from gateway.errors import Busy, TooLarge, TooSlow, Unavailable, UnsupportedMediaType, abbreviated
 from gateway.parsing import Parsed, parse
 from gateway.settings import Settings
 from gateway.workers import off_loop
@@ -63,6 +63,7 @@ class Bodies:
 
     async def _read(self, request: Request, raw: bytearray, limit_s: float) -> None:
         """Append the body to `raw`."""
+        _check_media_type(request)
         try:
             async with asyncio.timeout(limit_s):
                 async for part in request.stream():
@@ -85,3 +86,16 @@ class Bodies:
                 f"({MAX_LONGEST} × max_body_bytes); send shorter ones, or this one again",
                 retry_after_s=1,
             )
+
+
+def _check_media_type(request: Request) -> None:
+    """Raise UnsupportedMediaType for a body that is not sent as plain JSON.
+
+    A page of any site can make a browser post text or a form to a gateway on its user's machine; to send JSON, the
+    browser asks the gateway first (`allowed_origins`).
+    """
+    sent = request.headers.get("content-type", "")
+    if sent.partition(";")[0].strip().lower() != "application/json":
+        raise UnsupportedMediaType(f"Content-Type must be application/json, got {abbreviated(sent)}")
+    if (encoding := request.headers.get("content-encoding", "identity").strip().lower()) != "identity":
+        raise UnsupportedMediaType(f"Content-Encoding must be absent or identity, got {abbreviated(encoding)}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import logging
+import resource
 import struct
 import termios
 from typing import ClassVar
@@ -18,10 +19,12 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from gateway.settings import KEEP_ALIVE_S, Settings
+from gateway.settings import KEEP_ALIVE_S, Settings, SettingsError
 
 #: A reader must take this many bytes within its limit, so that one byte a minute does not keep a request running.
 MIN_TAKEN_BYTES = 4096
+#: Most files that the gateway opens beside its clients' connections: to replicas, pipes, those of the tokenizer.
+NUM_OTHER_FILES = 64
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +40,17 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         http=type("LimitedConnection", (Connection,), {"settings": settings}),
         ws="none",
     )
+
+
+def raise_file_limit(max_connections: int) -> None:
+    """Let this process open as many files as the system allows; raises SettingsError if connections could need more."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if most != resource.RLIM_INFINITY and max_connections > most - NUM_OTHER_FILES:
+        raise SettingsError(
+            f"max_connections must be at most {most - NUM_OTHER_FILES}, since this process may open {most} files "
+            f"(ulimit -Hn), got {max_connections}"
+        )
 
 
 class Connection(H11Protocol):

@@ -80,6 +80,12 @@ class TooLarge(ApiError):
     status, type, code = 413, "invalid_request_error", "request_too_large"
 
 
+class UnsupportedMediaType(ApiError):
+    """The body is not sent as JSON."""
+
+    status, type, code = 415, "invalid_request_error", "unsupported_media_type"
+
+
 class TooSlow(ApiError):
     """The client has not sent its request in time; the rest of it is not awaited."""
 

@@ -207,6 +207,8 @@ class ChatFields(GenerationFields):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
     tools: Annotated[list[Any], Field(max_length=0)] = Field([], description="empty, since tools are not supported")
     tool_choice: Literal["none", "auto"] = "none"
+    functions: Annotated[list[Any], Field(max_length=0)] = Field([], description="empty, since tools are not supported")
+    function_call: Literal["none", "auto"] = "none"
     parallel_tool_calls: Any = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] = ["text"]
     chat_template_kwargs: dict[str, Any] = {}

@@ -167,19 +167,22 @@ class ChatFormat(Format):
         return {"token": self.token_text(token), "logprob": logprob, "bytes": raw}
 
 
+def token_counts(sequences: Sequence[Delta], n: int) -> dict[str, int]:
+    """Return the tokens of a request's prompts, each counted once however many choices it has, and of its output."""
+    prompt = sum(sequence.num_input_tokens for sequence in sequences[::n])
+    completion = sum(len(sequence.ids) for sequence in sequences)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
 def usage(sequences: Sequence[Delta], n: int, predicted: Sequence[Delta] = ()) -> dict[str, Any]:
-    """Return the token counts of a request; a prompt counts once, however many choices it has.
+    """Return the token counts of a request, and their details.
 
     predicted: the sequences whose drafts are the tokens of the client's prediction; OpenAI's counts are of no others.
     """
-    prompt = sum(sequence.num_input_tokens for sequence in sequences[::n])
-    completion = sum(len(sequence.ids) for sequence in sequences)
     accepted = sum(sum(sequence.accepted) for sequence in predicted)
     drafted = sum(sum(sequence.drafted) for sequence in predicted)
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
+        **token_counts(sequences, n),
         "prompt_tokens_details": {"cached_tokens": sum(s.num_cached_tokens for s in sequences[::n])},
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,

@@ -149,13 +149,14 @@ class Generation:
             except Refused as error:
                 raise Refusal(str(error)) from None
             except ReplicaError as error:
-                self.replicas.report(replica, error, began_s, self._priority)
+                waits_for_room = isinstance(attempts.error, ReplicaFull) and replica in attempts.tried
+                self.replicas.report(replica, error, began_s, self._priority, waits_for_room=waits_for_room)
                 self._count(error, has_begun=len(self.ids) > num_before)
                 attempts = (attempts if len(self.ids) == num_before else Attempts()).with_failure(replica, error)
 
     def _count(self, error: ReplicaError, has_begun: bool) -> None:
         """Count a text that a replica had begun, or a replica that was lost, as a failover; else that it refused."""
-        is_failover = has_begun or isinstance(error, ReplicaLost | StreamStalled | ReplicaDraining)
+        is_failover = has_begun or isinstance(error, ReplicaLost | StreamStalled)
         (self.metrics.failovers if is_failover else self.metrics.refusals).labels(reason=error.reason).inc()
 
     async def _from(

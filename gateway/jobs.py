@@ -8,14 +8,15 @@ import json
 import re
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.errors import BadRequest, ContextTooLong
 from gateway.fields import FIELD_OF_INPUT
-from gateway.formats import ChatFormat, Format
+from gateway.formats import ChatFormat, Format, token_counts
 from gateway.generation import Delta, Generation, Refusal
 from gateway.metrics import Metrics
+from gateway.values import StreamOptions
 from gateway.workers import off_loop
 
 #: What the server's refusal of a prompt that is too long contains.
@@ -29,8 +30,8 @@ class Job:
     """One request.
 
     sequences: one for each choice of each prompt, a prompt's choices together. n: choices per prompt.
-    echo: the prompt of each sequence, if the response repeats it. include_usage: whether a stream ends with a chunk
-    that has the usage. key_label: of the client's API key, for the metrics.
+    echo: the prompt of each sequence, if the response repeats it. stream_options: whether a stream shows the usage.
+    key_label: of the client's API key, for the metrics.
     """
 
     sequences: Sequence[Generation]
@@ -38,7 +39,7 @@ class Job:
     metrics: Metrics
     n: int = 1
     echo: Sequence[str] = ()
-    include_usage: bool = False
+    stream_options: StreamOptions = field(default_factory=StreamOptions)
     key_label: str = ""
 
     def __post_init__(self) -> None:
@@ -57,12 +58,18 @@ class Job:
         async with contextlib.aclosing(self._deltas()) as deltas:
             async for index, delta, is_first in deltas:
                 for choice in self._choices(index, delta, is_first):
-                    is_last = not self.include_usage and all(d.finish_reason for d in self._received)
-                    more = {"metrics": self.format.totals(self._received, self.n)["metrics"]} if is_last else {}
-                    yield event(self.format.chunk([choice], **more))
-        if self.include_usage:
+                    yield event(self.format.chunk([choice], **self._more()))
+        if self.stream_options.include_usage:
             yield event(self.format.chunk([], **self.format.totals(self._received, self.n)))
         yield DONE
+
+    def _more(self) -> dict[str, Any]:
+        """Return what a chunk has beside its choice: the usage so far, or the metrics if no chunk follows."""
+        if self.stream_options.include_usage:
+            is_continuous = self.stream_options.continuous_usage_stats
+            return {"usage": token_counts(self._received, self.n)} if is_continuous else {}
+        is_last = all(delta.finish_reason for delta in self._received)
+        return {"metrics": self.format.totals(self._received, self.n)["metrics"]} if is_last else {}
 
     def _choices(self, index: int, delta: Delta, is_first: bool) -> list[dict[str, Any]]:
         head = [self.format.first_choice(index)] if is_first and isinstance(self.format, ChatFormat) else []

@@ -145,7 +145,7 @@ def target_of(config: str) -> str:
     """Return the checkpoint that a deployment serves, as its file or the environment names it."""
     path = Path(config)
     try:
-        declared = tomllib.loads(path.read_text(encoding="utf-8")).get("target", "")
+        declared = tomllib.loads(path.read_text(encoding="utf-8-sig")).get("target", "")
     except (OSError, ValueError) as error:
         raise SettingsError(f"cannot read the deployment {path}: {error} (--serve)") from None
     target = os.environ.get("SERVING_TARGET") or declared

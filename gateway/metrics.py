@@ -12,6 +12,9 @@ from prometheus_client.registry import Collector
 from gateway.replicas import Replica
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # nobody needs a creation time with every counter
+#: Why a stream moved, and why a replica did not begin a request: the reasons of the errors in gateway/triton.py.
+FAILOVERS = ("lost", "silent", "draining", "full", "deadline", "failed")
+REFUSALS = ("full", "draining", "late", "deadline", "failed")
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -61,6 +64,10 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
+        # Shown from the start: Prometheus' increase() does not count what came before the first sample of a series.
+        for counter, reasons in ((self.failovers, FAILOVERS), (self.refusals, REFUSALS)):
+            for reason in reasons:
+                counter.labels(reason)
 
 
 class ReplicaCollector(Collector):

@@ -28,7 +28,7 @@ def parse(model: type[Parsed], raw: bytes | bytearray) -> Parsed:
     body = _object_of(raw)
     known = {field.alias or name for name, field in model.model_fields.items()}
     for name, value in body.items():
-        if name not in known:
+        if name not in known and value is not None:
             raise UnknownField(f"unknown field {abbreviated(name)}{did_you_mean(name, known)}", _printable(name))
         _check_characters(name, value)
     try:

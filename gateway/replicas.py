@@ -150,7 +150,8 @@ class Replicas:
         name = self.addresses.removeprefix(DNS)
         for address in name.split(","):
             host, _, port = address.strip().rpartition(":")
-            if not host or not port.isdigit() or (self._is_dns and "," in name):
+            is_port = port.isdecimal() and 1 <= int(port) <= 65535
+            if not host or "/" in host or not is_port or (self._is_dns and "," in name):  # "/" as in http://
                 raise _wrong("must be host:port,host:port… or dns://name:port", self.addresses)
             try:
                 host.encode("idna")
@@ -221,12 +222,24 @@ class Replicas:
         is_lost = replica.outage_s > request.sent_s
         return -math.inf if is_lost or any(other.takes(priority) for other in others) else time.monotonic()
 
-    def report(self, replica: Replica, error: ReplicaError | None, began_s: float, priority: int = 0) -> None:
-        """Note how a request that began at `began_s` ended; a replica that failed only on this request stays usable."""
+    def report(
+        self,
+        replica: Replica,
+        error: ReplicaError | None,
+        began_s: float,
+        priority: int = 0,
+        *,
+        waits_for_room: bool = False,
+    ) -> None:
+        """Note how a request that began at `began_s` ended; a replica that failed only on this request stays usable.
+
+        waits_for_room: the replica had refused the request before; it asks twice a second, and once is enough to log.
+        """
         if error is None:
             replica.num_failures = 0
             return
-        log.warning("replica %s: %s", replica.address, error)
+        level = logging.DEBUG if waits_for_room and isinstance(error, ReplicaFull) else logging.WARNING
+        log.log(level, "replica %s: %s", replica.address, error)
         if isinstance(error, ReplicaFull):
             if error.is_for_all:  # otherwise one client could keep out all others
                 replica.rest(error.retry_after_s, priority)

@@ -54,6 +54,8 @@ class Gateway:
 
     def chat(self, fields: ChatFields, request_id: str, key_label: str = "") -> Job:
         """Return the job of a chat request; raises BadRequest or ModelNotFound. key_label: for the metrics."""
+        if "messages" in fields.chat_template_kwargs:  # the template would read them instead of the field
+            raise BadRequest("chat_template_kwargs must not have the key 'messages'", "chat_template_kwargs")
         messages = [message.for_template() for message in fields.messages]
         arguments = {"add_generation_prompt": fields.add_generation_prompt, **fields.chat_template_kwargs}
         text = self.checkpoint.render_chat(messages, arguments)
@@ -100,8 +102,7 @@ class Gateway:
         options = fields.num_top, fields.return_token_ids, fields.return_steps, "draft_text" in inputs
         response_format = format_class(self.checkpoint, inputs["seed"], *options)
         repeated = [text for text in echo for _ in range(fields.n)]
-        include_usage = fields.stream_options.include_usage
-        return Job(sequences, response_format, self.metrics, fields.n, repeated, include_usage, key_label)
+        return Job(sequences, response_format, self.metrics, fields.n, repeated, fields.stream_options, key_label)
 
     def _check_size(self, inputs: dict[str, Any], prompts: list[dict[str, Any]], n: int) -> None:
         """Raise BadRequest if one body would become more bytes than a server, or this gateway, should hold for it."""

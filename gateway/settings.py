@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 
 from gateway.errors import did_you_mean
 
@@ -36,7 +38,8 @@ class Settings(BaseModel):
         description="port of /metrics, which needs no key there (default: /metrics beside the API, with its keys)",
     )
     allowed_origins: str = Field(
-        "", description="origins whose pages may send requests (CORS), separated by commas; * = all"
+        "",
+        description="origins whose pages may send requests (CORS), separated by commas; * = all",
     )
     replicas: str = Field(
         "localhost:8001",
@@ -86,6 +89,14 @@ class Settings(BaseModel):
     )
     stop_limit_s: int = Field(30, ge=0, description="how long running requests get when the gateway is stopped")
     log_level: str = Field("info", pattern="^(error|warning|info|debug)$", description="error, warning, info or debug")
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _are_origins(cls, text: str) -> str:
+        for origin in filter(None, map(str.strip, text.split(","))):
+            if origin != "*" and not re.fullmatch(r"[\w+.-]+://[^\s/]+", origin):  # no page would have it
+                raise PydanticCustomError("origin", "each must be * or scheme://host without a path")
+        return text
 
 
 def read_settings(arguments: Mapping[str, str], environ: Mapping[str, str]) -> Settings:

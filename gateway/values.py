@@ -27,9 +27,15 @@ class Fields(BaseModel):
 
 
 class StreamOptions(Fields):
-    """include_usage: send a last chunk with the usage. include_obfuscation: accepted, but nothing is obfuscated."""
+    """What a stream shows beside the text.
+
+    include_usage: send a last chunk with the usage. continuous_usage_stats: then each chunk has the usage so far, in
+    which a prompt's tokens count once its text has ended.
+    include_obfuscation: accepted, but nothing is obfuscated.
+    """
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: bool = False
 
 

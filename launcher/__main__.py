@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from launcher.log import print_error
 from launcher.server import REPOSITORY, Server
-from launcher.settings import Settings, variable
+from launcher.settings import Settings
 from orchestrator.core.errors import ServingError
 
 _EPILOG = """\
@@ -41,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("config", nargs="?", default="serving.toml", help="the deployment (default: serving.toml)")
     parser.add_argument("--model-repository", default=REPOSITORY, metavar="FOLDER", help="Triton's model repository")
     options = parser.parse_args(arguments)
-    for name in Settings.ignored(os.environ):
-        print_error(f"warning: {name} is not read; set {variable(name)}")
+    for name, meant in Settings.ignored(os.environ).items():
+        print_error(f"warning: {name} is not read; set {meant}")
     try:
         settings = Settings.from_environment(os.environ)
         server = Server(

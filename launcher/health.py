@@ -2,7 +2,7 @@
 
 GET /live     200, or 503 and why the server must be restarted
 GET /ready    200, or 503 and why it takes no requests
-GET /token    200 when a token has just been generated, or 503 and why not
+GET /token    200 when a token has just been generated and gRPC answers, or 503 and why not
 GET /drain    {"draining": false, "running": 3}
 PUT /drain    begin the drain; DELETE /drain ends it; from this machine only
 PUT /reload   200 and what has changed, or 409 and why nothing has; from this machine only
@@ -80,6 +80,9 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(404, "not found (there are /live, /ready, /token and /drain)")
 
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
     def do_PUT(self) -> None:
         if self.path == "/reload":
             self._reload()
@@ -123,7 +126,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         """Write nothing: probes come every few seconds."""

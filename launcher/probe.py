@@ -1,4 +1,4 @@
-"""A liveness probe that has the whole server generate one token."""
+"""A liveness probe that has the whole server generate one token, and asks whether gRPC answers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from typing import Protocol
 
 from launcher.engines import DIRECT, num_passes
 from orchestrator.core.errors import Draining, QueueFull, SaltQueueFull
@@ -20,35 +21,48 @@ _REQUEST = {"text_input": "a", "max_tokens": 1, "speculation": "none", "timeout_
 _HEALTHY_REFUSALS = tuple(f"{kind.code}: " for kind in (QueueFull, SaltQueueFull, Draining))
 
 
-class Probe:
-    """Asks the public model for one token.
+class Frontend(Protocol):
+    """A frontend of the server that answers without the models."""
 
-    A busy server is healthy: if the token does not come in time, passes that ran meanwhile count like a token.
+    def silent_method(self) -> str | None:
+        """Return a method whose calls are not answered in time, None if all are."""
+
+
+class Probe:
+    """Asks the public model for one token over HTTP, and the gRPC frontend, if it is given, for answers.
+
+    A busy server is healthy: if the token does not come in time, passes that ran meanwhile count like a token. A
+    frontend that does not answer is not: it needs no model for that.
     """
 
-    def __init__(self, http_url: str, metrics_url: str) -> None:
+    def __init__(self, http_url: str, metrics_url: str, frontend: Frontend | None = None) -> None:
         self._url, self._metrics_url = f"{http_url}/v2/models/speculative/generate", metrics_url
+        self._frontend = frontend
         self._lock = threading.Lock()
         self._asked_s = -FRESH_S
         self._trouble: str | None = None
 
     def why_no_token(self) -> str | None:
-        """Return in one line why no token came, None if one came; at most one request runs at a time."""
+        """Return in one line why no token can be had, None if all is well; at most one request runs at a time."""
         with self._lock:
             if time.monotonic() - self._asked_s >= FRESH_S:
-                self._trouble = self._ask()
+                self._trouble = self._ask_frontend() or self._ask_for_token()
                 self._asked_s = time.monotonic()
             return self._trouble
 
     def is_silent(self) -> bool:
-        """Return whether a request got no answer at all, not even an error."""
+        """Return whether a request for a token got no answer at all, not even an error."""
         return self.why_no_token() == _SILENT
 
     def num_passes(self) -> float | None:
         """Return how many passes the target has run, None if that is unknown."""
         return num_passes(self._metrics_url, METRICS_LIMIT_S)
 
-    def _ask(self) -> str | None:
+    def _ask_frontend(self) -> str | None:
+        method = self._frontend and self._frontend.silent_method()
+        return f"gRPC does not answer: {method} got no answer within {LIMIT_S:g} s" if method else None
+
+    def _ask_for_token(self) -> str | None:
         before = self.num_passes()
         trouble = self._generate()
         if trouble and before is not None and (self.num_passes() or 0.0) > before:

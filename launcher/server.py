@@ -114,7 +114,8 @@ class Server:
         reloader = Reloader(config, lambda: load()[0], self._work.state, self._ready_limit_s)
         try:
             write_repository(self._work.aliases, self.repository, aliases)
-            probe = Probe(self.http_url, self.metrics_url)
+            frontend = GrpcFrontend(reachable(self.host), self.ports.grpc)
+            probe = Probe(self.http_url, self.metrics_url, frontend)
             self._health = HealthServer(self.host, self.ports.health, self, self.drain, probe)
             self._triton = triton = self._make_triton(self._work, config)
             triton.start()
@@ -133,7 +134,6 @@ class Server:
             wear=Wear(self._work.state, self._stop_limit_s, lambda: self.stop_requested, self._say),
         )
         self._watch.start()
-        frontend = GrpcFrontend(reachable(self.host), self.ports.grpc)
         self._answer_watch = AnswerWatch(self, probe, frontend, triton.kill, self._say, self._hang_limit_s)
         self._answer_watch.start()
 

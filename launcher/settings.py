@@ -7,14 +7,18 @@ import errno
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic import Field
 
 from orchestrator.core.declarations import Declaration, parse_text, validate
 from orchestrator.core.errors import ConfigError
+from orchestrator.deployment.config import CALL_THREADS, ENGINE_KEY, STATE_FOLDER
 
 PREFIX = "SPECSERVE_"
+#: How similar (difflib's ratio) an unknown variable must be to one of ours to count as its misspelling.
+SIMILAR = 0.9
 #: Numbers of the errors that another port avoids: it is in use, or is one that only root may use.
 _PORT_ERRORS = (errno.EADDRINUSE, errno.EACCES)
 
@@ -118,10 +122,22 @@ class Settings(Declaration):
         return validate(cls, values, lambda key: f"environment variable {variable(key)}")
 
     @classmethod
-    def ignored(cls, environ: Mapping[str, str]) -> list[str]:
-        """Return the variables that an earlier release read under a bare name, unless others set that name, too."""
+    def ignored(cls, environ: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that are set, but not read, each with the one that was probably meant.
+
+        They are those that an earlier release read under a bare name, unless others set that name, too, and those with
+        our prefix that resemble one of ours. Not all with our prefix: for a Service or container named specserve,
+        Kubernetes and Docker set some, too.
+        """
         names = [key for key in cls.model_fields if key not in ("host", "log_level")]
-        return [key.upper() for key in names if environ.get(key.upper()) and not environ.get(variable(key))]
+        bare = {
+            key.upper(): variable(key) for key in names if environ.get(key.upper()) and not environ.get(variable(key))
+        }
+        known = [*map(variable, cls.model_fields), CALL_THREADS]
+        others = [
+            name for name in environ if name.startswith(PREFIX) and name not in (*known, STATE_FOLDER, ENGINE_KEY)
+        ]
+        return bare | {name: near[0] for name in others if (near := get_close_matches(name, known, 1, SIMILAR))}
 
     def ports(self) -> Ports:
         """Return the ports to listen on; raises ConfigError if two are the same."""

@@ -43,13 +43,13 @@ LENGTHS = (1, 20, 60, 150)
 HEADS = ("medusa", "eagle", "eagle3", "redrafter")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 RELOAD = "reload"
-#: All processes of a replica: the drafters are in that of `target`.
+#: All processes of a replica whose drafters are in that of `target`.
 KINDS = ("tritonserver", "target", "speculative", "speculative_unary")
 NUM_READERS, NUM_VISITORS = 6, 4
 #: What each client waits between two requests: a replica that loads its models beside a full load takes a minute.
 THINK_S = 0.5
 HANG_LIMIT_S = 4.0
-READY_LIMIT_S, HEAL_LIMIT_S = 90.0, 300.0
+HEAL_LIMIT_S = 300.0
 #: How long after a fault's end a request may still feel it: its answer, or its client's limit, comes so much later.
 AFTERMATH_S = 45.0
 #: How soon at the latest a launcher whose Triton is worn out replaces it, once the clients have stopped.
@@ -69,6 +69,29 @@ max_waiting = 256
 SETTINGS = (
     'draft = "draft"\nmax_running = 16\nmax_nodes = 128\nremember_tokens = 2000\n',
     'draft = "draft2"\nmax_running = 12\nmax_nodes = 64\nremember_tokens = 1000\n',
+)
+
+
+class Layout(NamedTuple):
+    """What a replica consists of.
+
+    kinds: its processes. serving: its deployment file. settings: the rest of that file, which reloads change, by turns.
+    ready_limit_s: how long its models may take to load on a busy machine.
+    """
+
+    kinds: Sequence[str]
+    serving: str
+    settings: Sequence[str]
+    ready_limit_s: float
+
+
+IN_TARGET = Layout(KINDS, SERVING, SETTINGS, 90.0)
+#: A running server cannot change drafters that have processes of their own.
+OWN_PROCESSES = Layout(
+    (*KINDS, "draft", *HEADS),
+    f'{SERVING}runs = false\ndraft = "draft"\n',
+    ("max_running = 16\nremember_tokens = 2000\n", "max_running = 12\nremember_tokens = 1000\n"),
+    HEAL_LIMIT_S,
 )
 
 
@@ -109,6 +132,7 @@ class Chaos:
     reloads: list[Reload] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     num_supervised: int = 0
+    layout: Layout = IN_TARGET
 
     def reload(self, replica: int) -> Reload:
         """Change a replica's deployment file and let its launcher reload it, as `make reload` does, under requests.
@@ -118,7 +142,7 @@ class Chaos:
         server = self.servers[replica]
         until(lambda: self.is_well(server), f"replica {replica}", HEAL_LIMIT_S)
         earlier = [each for each in self.reloads if each.replica == replica]
-        write_settings(server.config_path, len(earlier) + 1)
+        write_settings(server.config_path, len(earlier) + 1, self.layout)
         began_s = time.monotonic()
         launcher = LauncherClient(server.host, server.ports.health)
         status, said = launcher.request("PUT", "/reload", HEAL_LIMIT_S)
@@ -197,7 +221,9 @@ def make_requests(number: int = 96) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def deployment(folder: Path, ends: list[End]) -> Iterator[tuple[list[Server], RunningGateway]]:
+def deployment(
+    folder: Path, ends: list[End], layout: Layout = IN_TARGET
+) -> Iterator[tuple[list[Server], RunningGateway]]:
     """Run two replicas of a tiny random target with all drafters, and a gateway before them."""
     shape = {"max_position_embeddings": 1024, "num_attention_heads": 2, "num_key_value_heads": 1}  # native kernels
     make_target(folder / "target", **shape)
@@ -206,7 +232,7 @@ def deployment(folder: Path, ends: list[End]) -> Iterator[tuple[list[Server], Ru
         make_head(kind, folder / kind, wide=True)
     make_target(folder / "draft2", seed=2, **shape)
     for replica in range(2):
-        write_settings(folder / f"serving-{replica}.toml", 0)
+        write_settings(folder / f"serving-{replica}.toml", 0, layout)
     with contextlib.ExitStack() as stack:
         servers = [
             stack.enter_context(
@@ -214,7 +240,7 @@ def deployment(folder: Path, ends: list[End]) -> Iterator[tuple[list[Server], Ru
                     folder / f"serving-{replica}.toml",
                     say=partial(note, ends, replica),
                     hang_limit_s=HANG_LIMIT_S,
-                    ready_limit_s=READY_LIMIT_S,
+                    ready_limit_s=layout.ready_limit_s,
                 )
             )
             for replica in range(2)
@@ -224,9 +250,9 @@ def deployment(folder: Path, ends: list[End]) -> Iterator[tuple[list[Server], Ru
         yield servers, stack.enter_context(running_gateway(urls, folder / "target", **limits))
 
 
-def write_settings(file: Path, number: int) -> None:
+def write_settings(file: Path, number: int, layout: Layout = IN_TARGET) -> None:
     """Write a replica's deployment file with the settings of its reload of this number, 0 = its start."""
-    file.write_text(SERVING + SETTINGS[number % len(SETTINGS)])
+    file.write_text(layout.serving + layout.settings[number % len(layout.settings)])
 
 
 def note(ends: list[End], replica: int, line: str) -> None:
@@ -265,7 +291,9 @@ class Result:
         if visit.outcome not in ("error", "cut", "unanswered") or visit.kind == "deadline":
             return False
         hurt = [(fault.replica, fault.began_s, fault.began_s + fault.healed_s) for fault in self.chaos.faults]
-        hurt += [(end.replica, end.at_s - NOTICE_S, end.at_s + READY_LIMIT_S) for end in self.chaos.ends]
+        hurt += [
+            (end.replica, end.at_s - NOTICE_S, end.at_s + self.chaos.layout.ready_limit_s) for end in self.chaos.ends
+        ]
         return not any(
             replica == visit.replica and visit.began_s <= until_s + AFTERMATH_S and visit.ended_s >= since_s
             for replica, since_s, until_s in hurt
@@ -295,7 +323,7 @@ class Result:
             return "No reload."
         taken = sum(reload.status == 200 for reload in self.chaos.reloads)
         return (
-            f"{len(times)} reloads of a changed draft model and changed limits, {taken} taken over, in "
+            f"{len(times)} reloads of changed settings, {taken} taken over, in "
             f"{times[len(times) // 2]:.1f} s (p50), {times[-1]:.1f} s (max)."
         )
 
@@ -310,7 +338,7 @@ class Result:
     def _healing(self) -> str:
         lines = ["| process | way | times | healed p50, s | max, s | Triton aborted | replaced |"]
         lines.append("|---|---|---:|---:|---:|---:|---:|")
-        for kind, way in itertools.product(KINDS, SIGNALS):
+        for kind, way in itertools.product(self.chaos.layout.kinds, SIGNALS):
             found = [fault for fault in self.chaos.faults if (fault.kind, fault.way) == (kind, way)]
             if found:
                 times = sorted(fault.healed_s for fault in found)
@@ -327,7 +355,7 @@ class Result:
 Hurt = tuple[int, str, str]
 
 
-def script(minutes: float, times: int | None = None) -> Iterator[Hurt]:
+def script(minutes: float, times: int | None = None, kinds: Sequence[str] = KINDS) -> Iterator[Hurt]:
     """Return faults of every kind for so many minutes, by turns on both replicas; `tritonserver` on the first alone.
 
     After each fault the other replica reloads, so that the requests that it took over meet the change.
@@ -335,7 +363,7 @@ def script(minutes: float, times: int | None = None) -> Iterator[Hurt]:
     """
     end_s = time.monotonic() + minutes * 60
     for turn in itertools.count() if times is None else range(times):
-        for kind, way in itertools.product(KINDS, SIGNALS):
+        for kind, way in itertools.product(kinds, SIGNALS):
             replica = 0 if kind == "tritonserver" else turn % 2
             for hurt in ((replica, kind, way), (1 - replica, "launcher", RELOAD)):
                 if time.monotonic() >= end_s:
@@ -349,12 +377,13 @@ def run(
     ends: list[End],
     hurts: Callable[[], Iterable[Hurt]],
     pause_s: float = 0.0,
+    layout: Layout = IN_TARGET,
 ) -> Result:
     """Hurt one process after the other, with a pause between two, while readers and visitors come."""
     # Without drafts: the text is a matter of the seed alone. Both replicas have served all methods then.
     cases: list[Case] = ask_all(servers[0].grpc_url, make_requests(), speculation="none")
     ask_all(servers[1].grpc_url, [case.inputs for case in cases])
-    chaos, footprints = Chaos(servers, ends), Footprints(servers[1])
+    chaos, footprints = Chaos(servers, ends, layout=layout), Footprints(servers[1])
     footprints.look()
     readers = Readers(gateway.url, cases, NUM_READERS, THINK_S)
     visitors = Visitors([(server.grpc_url, server.http_url) for server in servers], cases, NUM_VISITORS, THINK_S)
@@ -392,11 +421,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, help="(30; with --times as long as it takes)")
     parser.add_argument("--times", type=int, help="end when every kind of process was hurt so often in each way")
     parser.add_argument("--pause-s", type=float, default=1.0, help="between two faults, at least (%(default)s)")
+    parser.add_argument(
+        "--own-drafters",
+        action="store_const",
+        const=OWN_PROCESSES,
+        default=IN_TARGET,
+        dest="layout",
+        help="each drafter in a process of its own (runs = false), which is killed and stopped like the others",
+    )
     options = parser.parse_args(arguments)
     minutes = options.minutes or (math.inf if options.times else 30.0)
-    ends: list[End] = []
-    with tempfile.TemporaryDirectory() as name, deployment(Path(name), ends) as (servers, gateway):
-        result = run(servers, gateway, ends, lambda: script(minutes, options.times), options.pause_s)
+    ends, layout = list[End](), options.layout
+    with tempfile.TemporaryDirectory() as name, deployment(Path(name), ends, layout) as (servers, gateway):
+        hurts = partial(script, minutes, options.times, layout.kinds)
+        result = run(servers, gateway, ends, hurts, options.pause_s, layout)
     print(result.page())
     for fault in result.faults()[:10]:
         print(f"FAULT: {fault[:2000]}")

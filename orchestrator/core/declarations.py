@@ -149,7 +149,7 @@ def parse_text(model: type[Declaration], key: str, text: str) -> Any:
 def read_toml(file: Path, what: str) -> dict[str, Any]:
     """Return a TOML file's content; raises ConfigError if it cannot be read. what: the file's purpose."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"cannot read the {what} file {file}: {error.strerror}") from None
     except ValueError as error:  # bad TOML or bad UTF-8

@@ -105,7 +105,7 @@ _ALL = (
     ),
     Method("jacobi", "jacobi:Jacobi", "jacobi:JacobiConfig", target_tokens=True),
     Method("recycling", "recycling:Recycling", "recycling:RecyclingConfig", branches="a tree", num_node_top=8),
-    Method("predicted", "predicted:Predicted", "predicted:PredictedConfig"),
+    Method("predicted", "native_methods:predicted", "predicted:PredictedConfig"),
     Method(
         "draft_model",
         "drafters:DraftModel",

@@ -222,6 +222,11 @@ class HeadInput:
         """Return log(min_prob)."""
         return math.log(self.min_prob) if self.min_prob > 0.0 else -math.inf
 
+    def features_since(self, first: int) -> Features:
+        """Return the hidden states of the positions from `first` on, which must be there."""
+        assert self.features is not None
+        return self.features[first - self.features_start :]
+
 
 NO_HEAD_INPUT = HeadInput()
 

@@ -90,6 +90,9 @@ class ServingConfig(Declaration):
     max_waiting: int = Field(64, ge=0, le=65536)
     #: requests of one `cache_salt` that run at once (docs/operations.md, Who goes first); 0 = as many as `max_running`
     max_running_per_salt: int = Field(0, ge=0, le=256)
+    #: tokens that the running requests of one `cache_salt` may come to, prompts and `max_tokens` together
+    #: (docs/operations.md, Who goes first); 0 = any number
+    max_running_tokens_per_salt: int = Field(0, ge=0, le=1 << 30)
     #: the most that a request may ask for as `max_tokens`
     max_tokens_limit: int = Field(4096, ge=1, le=1 << 20)
     #: `max_tokens` of a request that does not set it; at most `max_tokens_limit`

@@ -29,8 +29,8 @@ _RETRY_S = 1.0
 _REQUEST, _ANSWER = "reload.json", "reload-answer-"
 #: The keys that a running deployment can change, and those that it can also change if the target's process drafts.
 LIVE = (
-    "max_running", "max_waiting", "max_running_per_salt", "max_tokens_limit", "default_max_tokens",
-    "request_timeout_ms", "max_timeout_ms", "default_speculation", "ngram_tables", "corpus_index",
+    "max_running", "max_waiting", "max_running_per_salt", "max_running_tokens_per_salt", "max_tokens_limit",
+    "default_max_tokens", "request_timeout_ms", "max_timeout_ms", "default_speculation", "ngram_tables", "corpus_index",
     "remember_tokens", "structured_output",
 )  # fmt: skip
 LIVE_WITH_RUNS = (*DRAFTERS, "draft_timeout_ms", "max_nodes")

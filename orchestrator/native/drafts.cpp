@@ -10,6 +10,7 @@
 #include "drafts.h"
 #include "growth.h"
 #include "guarded.h"
+#include "predicted.h"
 #include "prompt_lookup.h"
 #include "response_memory.h"
 #include "suffix.h"
@@ -20,7 +21,11 @@ using native::make;
 
 namespace {
 
-Growth* growth_of(void* proposer) { return static_cast<Growth*>(static_cast<Proposer*>(proposer)); }
+// A proposer of this kind, which the caller knows it to be.
+template <typename Kind>
+Kind* as(void* proposer) {
+  return static_cast<Kind*>(static_cast<Proposer*>(proposer));
+}
 
 }  // namespace
 
@@ -73,6 +78,8 @@ Proposer* drafts_new_growth(void* estimates, const void* tables, const void* cor
                       static_cast<const Corpus*>(corpus), static_cast<const Recollection*>(recollection), is_chain);
 }
 
+Proposer* drafts_new_predicted(const PredictedOptions* options) { return make<Predicted>(*options); }
+
 Proposer* drafts_new_prompt_lookup(const PromptLookupOptions* options) { return make<PromptLookup>(*options); }
 
 Proposer* drafts_new_suffix(const SuffixOptions* options, const void* recollection, const void* corpus) {
@@ -89,28 +96,28 @@ int drafts_next(void* proposer, const int32_t* committed, size_t count, int max_
 }
 
 // Read a part of the output that the client expects, before any output; returns null, or what is wrong.
-const char* drafts_read_prediction(void* growth, const int32_t* tokens, size_t count) {
-  return native::guarded([&] { return growth_of(growth)->read_prediction(tokens, count), nullptr; });
+const char* drafts_read_prediction(void* proposer, const int32_t* tokens, size_t count) {
+  return native::guarded([&] { return as<PredictionProposer>(proposer)->read_prediction(tokens, count), nullptr; });
 }
 
 // Read a part of the prompt, before the first tree; returns null, or what is wrong.
-const char* drafts_read_prompt(void* growth, const int32_t* tokens, size_t count) {
-  return native::guarded([&] { return growth_of(growth)->read_prompt(tokens, count), nullptr; });
+const char* drafts_read_prompt(void* proposer, const int32_t* tokens, size_t count) {
+  return native::guarded([&] { return as<PredictionProposer>(proposer)->read_prompt(tokens, count), nullptr; });
 }
 
 // Read output; returns null, or what is wrong.
 const char* drafts_read(void* growth, const int32_t* tokens, size_t count) {
-  return native::guarded([&] { return growth_of(growth)->read(tokens, count), nullptr; });
+  return native::guarded([&] { return as<Growth>(growth)->read(tokens, count), nullptr; });
 }
 
 // Write the tree after the text that has been read, as `drafts_next` does. range: of temperature.
 int drafts_grow(void* growth, int range, int max_nodes, int max_depth, const Costs* costs, const Tree* tree) {
-  return guarded_or(-1, [&] { return growth_of(growth)->grow(range, max_nodes, max_depth, *costs, *tree); });
+  return guarded_or(-1, [&] { return as<Growth>(growth)->grow(range, max_nodes, max_depth, *costs, *tree); });
 }
 
 // Returns null, or what is wrong.
 const char* drafts_learn(void* growth, const int32_t* tokens, size_t count) {
-  return native::guarded([&] { return growth_of(growth)->learn(tokens, count), nullptr; });
+  return native::guarded([&] { return as<Growth>(growth)->learn(tokens, count), nullptr; });
 }
 
 }  // extern "C"

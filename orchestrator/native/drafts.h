@@ -29,6 +29,16 @@ class Proposer {
                    const Tree& tree) = 0;
 };
 
+// A proposer that follows the output through the client's prediction, and therefore tells the prompt from the output.
+class PredictionProposer : public Proposer {
+ public:
+  // Read a part of the output that the client expects, before any output.
+  virtual void read_prediction(const int32_t* tokens, size_t count) = 0;
+
+  // Read a part of the prompt, before the first tree.
+  virtual void read_prompt(const int32_t* tokens, size_t count) = 0;
+};
+
 // Calls `next` of a Proposer, and returns -1 if it fails: `drafts_next` of orchestrator/native/drafts.cpp.
 using Next = int (*)(void* proposer, const int32_t* committed, size_t count, int max_nodes, int max_depth,
                      const Costs* costs, const Tree* tree);

@@ -16,6 +16,7 @@ from orchestrator.core.cost_model import CostModel
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.native.drafts_library import (
     CostFields,
+    PredictedOptions,
     PromptLookupOptions,
     SuffixOptions,
     TreeFields,
@@ -116,7 +117,30 @@ class NativeProposer:
         return counted(size, "a draft")
 
 
-class GrowthBinding(NativeProposer):
+class PredictionBinding(NativeProposer):
+    """Drafts for one request, whose output it follows through the client's prediction.
+
+    prediction: token ids. Invariant: each call reads at most PIECE of them, as `next` does.
+    """
+
+    def __init__(
+        self, library: ctypes.CDLL, handle: int | None, prediction: Sequence[int], sources: Collection[object] = ()
+    ) -> None:
+        super().__init__(library, handle, sources)
+        self._read(library.drafts_read_prediction, prediction)
+
+    def read_prompt(self, tokens: Sequence[int]) -> None:
+        """Read a prompt, before the first tree."""
+        self._read(self._library.drafts_read_prompt, tokens)
+
+    def _read(self, function: Callable[..., bytes | None], tokens: Sequence[int]) -> None:
+        """Let native code read tokens in pieces."""
+        for start in range(0, len(tokens), PIECE):
+            piece = tokens[start : start + PIECE]
+            check(function(self.handle, (c_int32 * len(piece))(*piece), len(piece)), "reading")
+
+
+class GrowthBinding(PredictionBinding):
     """Grows the trees of one request of `auto`."""
 
     def __init__(
@@ -131,22 +155,11 @@ class GrowthBinding(NativeProposer):
         library = estimates.library
         sources = *(each.address if each else None for each in (tables, corpus)), memory.handle if memory else None
         handle = library.drafts_new_growth(estimates.handle, *sources, is_chain)
-        super().__init__(library, handle, (estimates, tables, corpus, memory))
-        self._read(library.drafts_read_prediction, prediction)
-
-    def read_prompt(self, tokens: Sequence[int]) -> None:
-        """Read a prompt, before the first tree."""
-        self._read(self._library.drafts_read_prompt, tokens)
+        super().__init__(library, handle, prediction, (estimates, tables, corpus, memory))
 
     def read(self, tokens: Sequence[int]) -> None:
         """Read output; candidates for steps without a tree are compared with it, except before the first tree."""
         self._read(self._library.drafts_read, tokens)
-
-    def _read(self, function: Callable[..., bytes | None], tokens: Sequence[int]) -> None:
-        """Let native code read tokens in pieces, as `next` does."""
-        for start in range(0, len(tokens), PIECE):
-            piece = tokens[start : start + PIECE]
-            check(function(self.handle, (c_int32 * len(piece))(*piece), len(piece)), "reading")
 
     def grow(
         self, temperature_range: int, max_nodes: int, max_depth: int, costs: CostModel
@@ -170,6 +183,12 @@ def native_estimates() -> NativeEstimates | None:
     """Return new counts; None where the library cannot be built."""
     library = drafts_library()
     return NativeEstimates(library) if library else None
+
+
+def native_predicted(options: PredictedOptions, prediction: Sequence[int]) -> PredictionBinding | None:
+    """Return a `predicted` proposer for one request; None where the library cannot be built. prediction: token ids."""
+    library = drafts_library()
+    return PredictionBinding(library, library.drafts_new_predicted(options), prediction) if library else None
 
 
 def native_prompt_lookup(options: PromptLookupOptions) -> NativeProposer | None:

@@ -26,7 +26,9 @@ LIBRARY = NativeLibrary(
         "guarded.h",
         "ngrams.h",
         "predicted.h",
+        "prediction.h",
         "prompt_lookup.h",
+        "recent.h",
         "response_memory.h",
         "suffix.h",
     ),
@@ -54,6 +56,12 @@ class TreeFields(Structure):
     """The arrays that a tree is written to, as `drafts::Tree`."""
 
     _fields_ = [(name, c_void_p) for name in ("tokens", "parents", "names", "probabilities")]
+
+
+class PredictedOptions(Structure):
+    """`drafts::PredictedOptions`."""
+
+    _fields_ = [(name, c_int32) for name in ("max_ngram", "draft_len")]
 
 
 class PromptLookupOptions(Structure):
@@ -85,9 +93,15 @@ def drafts_library() -> ctypes.CDLL | None:
     library.drafts_new_recollection.restype = c_void_p
     library.drafts_remembered.argtypes = [c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_int]
     library.drafts_new_growth.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p, c_int]
+    library.drafts_new_predicted.argtypes = [POINTER(PredictedOptions)]
     library.drafts_new_prompt_lookup.argtypes = [POINTER(PromptLookupOptions)]
     library.drafts_new_suffix.argtypes = [POINTER(SuffixOptions), c_void_p, c_void_p]
-    for new in (library.drafts_new_growth, library.drafts_new_prompt_lookup, library.drafts_new_suffix):
+    for new in (
+        library.drafts_new_growth,
+        library.drafts_new_predicted,
+        library.drafts_new_prompt_lookup,
+        library.drafts_new_suffix,
+    ):
         new.restype = c_void_p
     written = POINTER(CostFields), POINTER(TreeFields)
     library.drafts_next.argtypes = c_void_p, c_void_p, c_size_t, c_int, c_int, *written

@@ -16,14 +16,16 @@
 #include "corpus.h"
 #include "drafts.h"
 #include "estimates.h"
-#include "predicted.h"
+#include "prediction.h"
+#include "recent.h"
 #include "response_memory.h"
 
 namespace drafts {
 
 constexpr double kMargin = 0.02, kMaxProbability = 0.99, kAgreement = 3.0;
 constexpr int kGrades = 5;
-constexpr int kMaxMatch = 24, kMaxLength = 8, kShorter = 1000;
+constexpr int kMaxLength = 8, kShorter = 1000;
+constexpr int kPredictedNgram = 6;  // the default of `predicted`
 
 // The sources, in the order in which they are asked; each is a bit of a candidate's names.
 enum Source { kPredicted, kSuffix, kMemory, kCorpus, kNgram, kNumSources };
@@ -45,18 +47,6 @@ struct Option {
   Kind kind;
   Source place;
   double prior, expected, probability;
-};
-
-// The last tokens of a text, the newest first.
-struct Recent {
-  std::array<int, kMaxMatch> backwards;
-  int count;
-
-  void add(int token) {
-    std::copy_backward(backwards.begin(), backwards.end() - 1, backwards.end());
-    backwards[0] = token;
-    count = std::min(count + 1, kMaxMatch);
-  }
 };
 
 // The state of each source after a continuation. place: in the prediction. remembered: by text.
@@ -88,16 +78,14 @@ inline int text_evidence(int length, double share, int times) {
   return 20 * length_of(length) + 4 * int(4 * share) + std::min(times, 4) - 1;
 }
 
-class Growth : public Proposer {
+class Growth : public PredictionProposer {
  public:
   Growth(Estimates* estimates, const Tables* tables, const Corpus* corpus, const Recollection* memory, bool is_chain)
       : estimates_(estimates), tables_(tables), corpus_(corpus), memory_(memory), is_chain_(is_chain) {}
 
-  // Read a part of the output that the client expects, before any output.
-  void read_prediction(const int32_t* tokens, size_t count) { prediction_.extend(tokens, count); }
+  void read_prediction(const int32_t* tokens, size_t count) override { prediction_.extend(tokens, count); }
 
-  // Read a part of the prompt, before the first tree.
-  void read_prompt(const int32_t* tokens, size_t count) {
+  void read_prompt(const int32_t* tokens, size_t count) override {
     for (size_t i = 0; i < count; ++i) append(tokens[i]);
   }
 
@@ -196,7 +184,7 @@ class Growth : public Proposer {
 
   // The states after the text.
   States start() {
-    States states{prediction_.start(recent_.backwards, recent_.count), text_.repeated(), {}, recent_};
+    States states{prediction_.start(recent_), text_.repeated(), {}, recent_};
     for (size_t i = 0; i < texts_->size(); ++i)
       states.remembered[i] = (*texts_)[i]->find(recent_.backwards.data(), recent_.count);
     return states;
@@ -317,7 +305,7 @@ class Growth : public Proposer {
   const Corpus* corpus_;
   const Recollection* memory_;
   const Texts* texts_ = nullptr;  // of the memory, while they are locked
-  Prediction prediction_;
+  Prediction prediction_{kPredictedNgram};
   bool is_chain_;
   Automaton text_{kMaxMatch};
   Recent recent_{};

@@ -1,78 +1,53 @@
-// The place of a text in its prediction, as PredictionCandidates of orchestrator/proposers/candidates.py finds it.
+// The drafts of orchestrator/proposers/predicted.py.
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
-#include "ngrams.h"
+#include "drafts.h"
+#include "prediction.h"
+#include "recent.h"
 
 namespace drafts {
 
-constexpr int kPredictedNgram = 6, kMaxAgreement = 16;
-
-// Where a prediction goes on after the text (-1: nowhere), and how many tokens before that place agree with the text.
-struct Place {
-  int at, agreement;
+struct PredictedOptions {
+  int32_t max_ngram, draft_len;
 };
 
-// Follows an output through the prediction that the client sent.
-class Prediction {
+class Predicted : public PredictionProposer {
  public:
-  // Read a part of the prediction, before any output.
-  void extend(const int32_t* tokens, size_t count) {
-    tokens_.insert(tokens_.end(), tokens, tokens + count);
-    for (size_t i = 0; i < count; ++i) index_.append(tokens[i]);
+  explicit Predicted(const PredictedOptions& options) : draft_len_(options.draft_len), prediction_(options.max_ngram) {}
+
+  void read_prediction(const int32_t* tokens, size_t count) override { prediction_.extend(tokens, count); }
+
+  void read_prompt(const int32_t* tokens, size_t count) override {
+    for (size_t i = 0; i < count; ++i) recent_.add(tokens[i]);
   }
 
-  // Read one token of the output.
-  void append(int token) {
-    agrees_ = agrees_ && expected_ < size() && tokens_[expected_] == token;
-    expected_ = std::min(expected_ + 1, size());
+  int next(const int32_t* committed, size_t count, int max_nodes, int max_depth, const Costs*, const Tree& tree) override {
+    for (size_t i = 0; i < count; ++i) read(committed[i]);
+    const int longest = std::min({draft_len_, max_nodes, max_depth});
+    const bool fits = longest > 0 && prediction_.follow(recent_, std::max(num_rejected_ - 1, 0));
+    const int num_nodes = fits ? prediction_.write_next(longest, tree.tokens) : 0;
+    for (int i = 0; i < num_nodes; ++i) tree.parents[i] = i, tree.names[i] = 0;
+    has_drafted_ = num_nodes > 0;
+    return num_nodes;
   }
-
-  // The place after the text, whose last `count` tokens are given, the newest first. Where the text has left the
-  // prediction, the place is that of the longest known suffix; of several, the one nearest to the expected place.
-  template <size_t capacity>
-  Place start(const std::array<int, capacity>& backwards, int count) {
-    static_assert(capacity >= kMaxAgreement && capacity >= kPredictedNgram);
-    if (tokens_.empty()) return {-1, 0};
-    if (!agrees_) find(backwards.data(), count);
-    if (expected_ == size()) return {-1, 0};
-    int agreement = 0, most = std::min({expected_, count, kMaxAgreement});
-    while (agreement < most && tokens_[expected_ - 1 - agreement] == backwards[agreement]) ++agreement;
-    return {expected_, agreement};
-  }
-
-  // The place after one more token.
-  Place after(Place place, int token) const {
-    bool goes_on = place.at >= 0 && tokens_[place.at] == token && place.at + 1 < size();
-    return goes_on ? Place{place.at + 1, place.agreement + 1} : Place{-1, 0};
-  }
-
-  // The token at a place.
-  int operator[](Place place) const { return tokens_[place.at]; }
 
  private:
-  int size() const { return int(tokens_.size()); }
-
-  // Without any known suffix the prediction is followed as if one of its tokens had been replaced.
-  void find(const int* backwards, int count) {
-    agrees_ = true;
-    for (int length = std::min(kPredictedNgram, count); length > 0; --length) {
-      const int place = index_.nearest(index_.find(backwards, length), expected_);
-      if (place < 0) continue;
-      expected_ = place;
-      return;
-    }
+  void read(int token) {
+    const bool agrees = prediction_.append(token);
+    recent_.add(token);
+    if (has_drafted_) num_rejected_ = agrees ? 0 : num_rejected_ + 1;
+    has_drafted_ = false;
   }
 
-  std::vector<int> tokens_;
-  NgramIndex index_{kPredictedNgram};
-  int expected_ = 0;  // the index of the next token; the size once the prediction has ended
-  bool agrees_ = true;
+  int draft_len_;
+  Prediction prediction_;
+  Recent recent_{};
+  bool has_drafted_ = false;  // since the last token
+  int num_rejected_ = 0;      // drafts in a row whose first token is not that of the text
 };
 
 }  // namespace drafts

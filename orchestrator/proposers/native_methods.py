@@ -7,12 +7,19 @@ from collections.abc import Sequence
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, NativeDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.native.drafts import NativeProposer, native_prompt_lookup, native_suffix
-from orchestrator.native.drafts_library import PromptLookupOptions, SuffixOptions
+from orchestrator.native.drafts import (
+    NativeProposer,
+    PredictionBinding,
+    native_predicted,
+    native_prompt_lookup,
+    native_suffix,
+)
+from orchestrator.native.drafts_library import PredictedOptions, PromptLookupOptions, SuffixOptions
 from orchestrator.proposers.corpus import native_corpus
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.memory import Recollection
-from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig
+from orchestrator.proposers.predicted import Predicted, PredictedConfig
+from orchestrator.proposers.prompt_lookup import MAX_NGRAM, PromptLookup, PromptLookupConfig
 from orchestrator.proposers.suffix import SOURCES, Suffix, SuffixConfig
 
 #: The values of `match` and of `clip` by their numbers in prompt_lookup.h.
@@ -48,6 +55,28 @@ class NativeMethod(Proposer):
     def observe_native(self, steps: Sequence[Step]) -> None:
         """Note that native code has read the steps' tokens."""
         self._num_read += sum(step.acceptance.num_tokens for step in steps)
+
+
+class NativePredicted(NativeMethod):
+    """Follows the output, but not the prompt, through the client's prediction."""
+
+    def __init__(self, native: PredictionBinding, draft_len: int) -> None:
+        super().__init__(Predicted.name, (Predicted.name,), native, draft_len)
+        self._read_prompt = native.read_prompt
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+        """Return the next tokens of the prediction, or a bare root where it does not fit."""
+        if not self._num_read:
+            self._num_read = context.prompt_len
+            self._read_prompt(context.ids[max(context.prompt_len - MAX_NGRAM, 0) : context.prompt_len])
+        return super().propose(context, sampling, budget)
+
+
+def predicted(config: PredictedConfig, dependencies: ProposerDependencies) -> Proposer:
+    """Return the proposer of predicted outputs."""
+    options = PredictedOptions(config.max_ngram, config.draft_len)
+    native = native_predicted(options, dependencies.prediction)
+    return NativePredicted(native, config.draft_len) if native else Predicted(config, dependencies)
 
 
 def prompt_lookup(config: PromptLookupConfig, dependencies: ProposerDependencies) -> Proposer:

@@ -10,8 +10,7 @@ from pydantic import Field
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.tree import MAX_NODES, TokenTree
-from orchestrator.core.types import Acceptance
+from orchestrator.core.tree import MAX_NODES
 from orchestrator.proposers.dependencies import ProposerDependencies
 from orchestrator.proposers.parameters import MethodConfig
 from orchestrator.proposers.prompt_lookup import MAX_NGRAM, NgramIndex
@@ -29,7 +28,8 @@ class Predicted(Proposer):
 
     Invariant: after k > 1 rejected drafts in a row the last k − 1 tokens must agree; if k − 1 exceeds max_ngram, the
     prediction is no longer used. After at most one rejection it is followed even where no token agrees, as if one token
-    had been replaced. Costs O(max_ngram) once per token of the prediction, and O(log of its length) per step.
+    had been replaced. A draft is rejected if the text goes on with another token than its first, whatever other drafts
+    shared its tree. Costs O(max_ngram) once per token of the prediction, and O(log of its length) per step.
     prediction: its token ids. expected: the index of its next token; its length once it has ended.
     Source: predicted outputs, docs/methods/predicted.md.
     """
@@ -44,24 +44,20 @@ class Predicted(Proposer):
         self.expected = 0
         self._agrees = True
         self._num_read: int | None = None
-        self._num_rejected = 0
+        self._num_rejected, self._has_drafted = 0, False
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the next tokens of the prediction, or a bare root where it does not fit."""
-        length = budget.clipped(self._draft_len) if self.follow(context) else 0
-        return Proposal.chain(self.prediction[self.expected : self.expected + length], self.name)
-
-    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Count the drafts that were rejected at their first token."""
-        if tree.num_nodes:
-            self._num_rejected = 0 if acceptance.path else self._num_rejected + 1
+        self._read(context)
+        length = budget.clipped(self._draft_len)
+        draft = self.prediction[self.expected : self.expected + length] if length and self._fits(context.ids) else []
+        self._has_drafted = bool(draft)
+        return Proposal.chain(draft, self.name)
 
     def follow(self, context: Context) -> bool:
         """Move to the expected place after the text; return whether the prediction fits there."""
         self._read(context)
-        if not self._agrees:
-            self._find(context.ids)
-        return self._agrees
+        return self._fits(context.ids)
 
     def _read(self, context: Context) -> None:
         """Follow the new output tokens through the prediction, up to the first token that differs."""
@@ -70,15 +66,25 @@ class Predicted(Proposer):
             predicted = self.prediction[self.expected : self.expected + 1]
             self._agrees = self._agrees and predicted == [token]
             self.expected = min(self.expected + 1, len(self.prediction))
+            if self._has_drafted:
+                self._num_rejected = 0 if self._agrees else self._num_rejected + 1
+            self._has_drafted = False
         self._num_read = len(context)
 
-    def _find(self, ids: Sequence[int]) -> None:
-        """Find the place after the longest known suffix of the text; of several, the one nearest to `expected`."""
+    def _fits(self, ids: Sequence[int]) -> bool:
+        """Return whether the prediction fits after the text.
+
+        Where the text has left it, `expected` becomes the place after the longest known suffix of the text; of several,
+        the one nearest to the previous `expected`.
+        """
+        if self._agrees:
+            return True
         needed = max(self._num_rejected - 1, 0)
         places = next(self._index.matches(ids, max(needed, 1)), None)
         if places:
             self.expected = nearest(places, self.expected)
         self._agrees = bool(places) or not needed
+        return self._agrees
 
 
 def nearest(places: Sequence[int], to: int) -> int:

@@ -24,6 +24,8 @@ from orchestrator.requests.sampling_inputs import logits_options_of, sampling_of
 from orchestrator.sampling.grammar import Grammars
 
 MAX_TRACED = 512
+#: What a token of text is taken for before the text is encoded.
+BYTES_PER_TOKEN = 4
 PREDICTED, AUTO = "predicted", "auto"
 
 
@@ -87,6 +89,15 @@ class RequestBuilder:
         largest = min(MAX_SEQUENCES, self.config.max_running, self.config.max_running_per_salt or MAX_SEQUENCES)
         check_range("num_return_sequences", inputs.num_return_sequences, 0, largest)
         return max(inputs.num_return_sequences, 1)
+
+    def most_tokens(self, inputs: RequestInputs) -> int:
+        """Return how many tokens a sequence of the request may come to, with its prompt; cheap, before it is checked.
+
+        Text counts one token for each BYTES_PER_TOKEN of its bytes, since to encode it may take long.
+        """
+        prompt_len = len(inputs.input_ids) or -(-len(inputs.text_input.encode()) // BYTES_PER_TOKEN)
+        max_tokens = self.config.default_max_tokens if inputs.max_tokens is None else max(inputs.max_tokens, 0)
+        return min(prompt_len + max_tokens, self.checkpoint.max_positions)
 
     def timeout_ms(self, inputs: RequestInputs) -> int:
         """Return how long the request may take, including its wait in the queue.

@@ -16,7 +16,8 @@ from typing import Protocol
 from orchestrator.core.errors import QueueFull, SaltQueueFull
 from orchestrator.deployment.config import ServingConfig
 from orchestrator.triton.logs import request_name
-from orchestrator.triton.running_slots import POLL_S, RunningSlots, SharedRunningSlots, Taking
+from orchestrator.triton.running_slots import RunningSlots, SharedRunningSlots
+from orchestrator.triton.tenants import NO_LIMITS, POLL_S, Taking, TenantLimits
 
 log = logging.getLogger(__name__)
 
@@ -27,15 +28,23 @@ NUM_ENDS = 64
 LONGEST_HINT_S = 60
 #: One poll asks for at most this many waiting requests whether their clients have gone; Triton takes 0.1 ms for each.
 NUM_ASKED = 100
+#: The keys of a deployment that limit what runs of one salt.
+LIMITS_OF_SALTS = ("max_running_per_salt", "max_running_tokens_per_salt")
+
+
+def tenant_limits(config: ServingConfig) -> TenantLimits:
+    """Return a deployment's limits of one tenant: in it, a tenant is a salt."""
+    return TenantLimits(*(getattr(config, key) or None for key in LIMITS_OF_SALTS))
 
 
 def queue_full(config: ServingConfig, retry_after_s: int) -> QueueFull:
     """Return the refusal of a request that finds the queue full; the gateway reads the time from it.
 
-    With max_running_per_salt, a queue that is full for one salt may have room for another.
+    With a limit for each salt, a queue that is full for one salt may have room for another.
     """
-    keys = ["max_running", "max_waiting", *(["max_running_per_salt"] if config.max_running_per_salt else [])]
-    return (SaltQueueFull if config.max_running_per_salt else QueueFull)(
+    keys_of_salts = [key for key in LIMITS_OF_SALTS if getattr(config, key)]
+    keys = ["max_running", "max_waiting", *keys_of_salts]
+    return (SaltQueueFull if keys_of_salts else QueueFull)(
         f"{config.max_running} requests run and {config.max_waiting} wait; "
         f"try again in {retry_after_s} s ({', '.join(keys)} in the deployment file)"
     )
@@ -45,11 +54,13 @@ class RequestHandler(Protocol):
     """A request that waits or runs.
 
     deadline_s: when it is due, by time.monotonic(). num_slots: how many of the `max_running` slots it takes.
-    priority: its level; the lowest runs first. tenant: whose request it is. request_id: the client's name for it.
+    num_tokens: what each of its sequences may come to, with the prompt. priority: its level; the lowest runs first.
+    tenant: whose request it is. request_id: the client's name for it.
     """
 
     deadline_s: float
     num_slots: int
+    num_tokens: int
     priority: int
     tenant: str
     request_id: str
@@ -101,22 +112,20 @@ class ServiceRate:
 class Admission:
     """Starts requests in the order of their turns: by arrival within a priority, across priorities with aging.
 
-    folder: the processes of a deployment that are given the same folder share their slots. tenant_limit: maximum
-    slots of one tenant, None = all. A tenant at its limit is passed over; when the queue is full, the tenant with the
-    most waiting requests loses its last one.
+    folder: the processes of a deployment that are given the same folder share their slots. limits: of one tenant. A
+    tenant at its limit is passed over; when the queue is full, the tenant with the most waiting requests loses its last
+    one.
     Invariant: slots taken ≤ max_running and waiting ≤ max_waiting; every request is run or given up exactly once, by
     its deadline (plus the poll) if it only ever waits. A request that needs more slots than there are is refused.
     A poll takes no longer with more requests in the queue than with NUM_ASKED: it asks that many of them, in turn.
     """
 
     def __init__(
-        self, max_running: int, max_waiting: int, folder: Path | None = None, tenant_limit: int | None = None
+        self, max_running: int, max_waiting: int, folder: Path | None = None, limits: TenantLimits = NO_LIMITS
     ) -> None:
         self.max_running, self.num_running = max_running, 0
-        self._max_waiting, self._tenant_limit = max_waiting, tenant_limit
-        self._slots = (
-            SharedRunningSlots(folder, max_running, tenant_limit) if folder else RunningSlots(max_running, tenant_limit)
-        )
+        self._max_waiting, self._limits = max_waiting, limits
+        self._slots = SharedRunningSlots(folder, max_running, limits) if folder else RunningSlots(max_running, limits)
         self._waiting: list[Waiting] = []
         self._asked_until_s = -math.inf
         self._rate = ServiceRate()
@@ -132,13 +141,13 @@ class Admission:
     @property
     def _largest(self) -> int:
         """Places of the largest request that can ever run."""
-        return min(self.max_running, self._tenant_limit or self.max_running)
+        return min(self.max_running, self._limits.slots or self.max_running)
 
     def would_refuse(self) -> bool:
         """Return whether a request of priority 0 would be refused now, whichever tenant sent it; cheap."""
         with self._lock:
             is_full = bool(self._waiting) and len(self._waiting) >= self._max_waiting
-            return is_full and self._tenant_limit is None and self._waiting[-1].turn_s <= time.monotonic()
+            return is_full and not self._limits.are_set and self._waiting[-1].turn_s <= time.monotonic()
 
     def retry_after_s(self) -> int:
         """Return how many seconds all requests that wait now will take to begin, by the measured service rate."""
@@ -165,12 +174,11 @@ class Admission:
             _guarded(refused.request, refused.request.give_up, "full")
         return refused is not new
 
-    def resize(self, max_running: int, max_waiting: int, tenant_limit: int | None) -> None:
+    def resize(self, max_running: int, max_waiting: int, limits: TenantLimits) -> None:
         """Change the limits; requests beyond them go on running or waiting, except those that could never begin."""
         with self._lock:
-            self.max_running, self._max_waiting = max_running, max_waiting
-            self._tenant_limit = tenant_limit
-            self._slots.resize(max_running, tenant_limit)
+            self.max_running, self._max_waiting, self._limits = max_running, max_waiting, limits
+            self._slots.resize(max_running, limits)
         too_large = [waiting for waiting in list(self._waiting) if waiting.request.num_slots > self._largest]
         self._give_up(dict.fromkeys(too_large, "full"))
 
@@ -186,11 +194,12 @@ class Admission:
 
     def _pop_refused(self) -> Waiting:
         """Remove the last request of the queue, or of the tenant with the most in it. Caller holds the lock."""
-        counts = Counter(waiting.request.tenant for waiting in self._waiting if self._tenant_limit is not None)
+        counts = Counter(waiting.request.tenant for waiting in self._waiting if self._limits.are_set)
         refused = max(self._waiting, key=lambda waiting: (counts[waiting.request.tenant], waiting.turn_s))
         self._waiting.remove(refused)
         if not self._waiting:
             self._slots.stop_waiting()
+        self._keep_turns()
         return refused
 
     def _start(self) -> list[RequestHandler]:
@@ -200,7 +209,7 @@ class Admission:
             request = waiting.request
             if request.tenant in passed_over:
                 continue
-            taking = self._slots.take(request.num_slots, request.tenant)
+            taking = self._slots.take(request.num_slots, request.tenant, request.num_tokens)
             if taking is Taking.TOO_FEW:
                 break
             if taking is Taking.TENANT_AT_LIMIT:
@@ -211,7 +220,12 @@ class Admission:
             started.append(request)
         else:
             self._slots.stop_waiting()  # nobody here waits for a slot that another process may free
+        self._keep_turns()
         return started
+
+    def _keep_turns(self) -> None:
+        """Keep the turns of those tenants only that wait here. Caller holds the lock."""
+        self._slots.keep_turns_of(waiting.request.tenant for waiting in self._waiting)
 
     def _run(self, requests: list[RequestHandler]) -> None:
         for request in requests:
@@ -238,7 +252,7 @@ class Admission:
     def _give_back(self, request: RequestHandler) -> None:
         """Give a request's slots back. Caller holds the lock."""
         self.num_running -= request.num_slots
-        self._slots.give_back(request.num_slots, request.tenant)
+        self._slots.give_back(request.num_slots, request.tenant, request.num_tokens)
 
     def _poll(self) -> None:
         """Give up requests that need not wait any longer, and start those for which others have made room."""

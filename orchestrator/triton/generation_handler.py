@@ -68,6 +68,7 @@ class GenerationHandler:
 
     def __post_init__(self) -> None:
         self.num_slots = self.builder.num_sequences(self.inputs)
+        self.num_tokens = self.builder.most_tokens(self.inputs)
         self.priority, self.tenant = self.inputs.priority, self.inputs.cache_salt
 
     def is_cancelled(self) -> bool:

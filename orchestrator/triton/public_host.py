@@ -27,7 +27,7 @@ from orchestrator.requests.generation_request import GenerationRequest
 from orchestrator.requests.inputs import read
 from orchestrator.requests.request_builder import RequestBuilder
 from orchestrator.triton import pb
-from orchestrator.triton.admission import Admission, queue_full
+from orchestrator.triton.admission import Admission, queue_full, tenant_limits
 from orchestrator.triton.breaker import Breaker
 from orchestrator.triton.clients import GRACE_S, BlsDrafterClient, BlsTargetClient
 from orchestrator.triton.generation_handler import GenerationHandler, send_error
@@ -74,7 +74,7 @@ class PublicHost:
             name: MetricsExporter(DRAFT_FAMILIES, model=args["model_name"], drafter=name) for name in self._breakers
         }
         self._served = self._read(config, new_memory(config.remember_tokens) if config.remember_tokens else None)
-        self._admission = Admission(config.max_running, config.max_waiting, folder, config.max_running_per_salt or None)
+        self._admission = Admission(config.max_running, config.max_waiting, folder, tenant_limits(config))
         self._metrics = RequestMetrics(args["model_name"], self._gauges)
         self._traces = Traces.from_environment(args["model_name"])
         self._latest_deadline_s = time.monotonic()
@@ -109,7 +109,7 @@ class PublicHost:
 
         def commit() -> None:
             # The limits first: a request that is read with the new settings must find as many slots as they allow.
-            self._admission.resize(config.max_running, config.max_waiting, config.max_running_per_salt or None)
+            self._admission.resize(config.max_running, config.max_waiting, tenant_limits(config))
             self._served = served
 
         return commit

@@ -30,6 +30,7 @@ from runtime.native.model import NativeModel
 from runtime.sampling import served
 from runtime.sampling.changes import Changes, processed
 from runtime.sampling.drafts import candidates
+from runtime.staging import staged
 
 #: Fraction of a call's time after which its draft gets no more tokens; the rest is for the current pass.
 DRAFT_SHARE = 0.5
@@ -134,7 +135,9 @@ class DraftEngine(PagedEngine[DraftRequest]):
         found = dict(zip(ready, processed([parts[row] for row in ready], changes), strict=True))
         if chains := {planned[row][0]: own.to(logits.dtype) for row, own in found.items() if row not in frontiers}:
             self._extend_chains(chains)
-        self._extend_trees({planned[row][0]: found[row][own].to(logits.dtype) for row, own in frontiers.items()})
+        self._extend_trees(
+            {planned[row][0]: found[row][staged(own, logits.device)].to(logits.dtype) for row, own in frontiers.items()}
+        )
 
     def _extend_chains(self, found: dict[DraftCall, Tensor]) -> None:
         """Add a token to each chain, and answer the calls whose chain ends. found: logits of each call, (1, V)."""
@@ -202,13 +205,12 @@ def _next_tokens(calls: list[DraftCall], logits: Tensor, sharpness: Sharpness) -
     tokens: dict[int, int] = {}
     coupled = [row for row, sampling in enumerate(samplings) if sampling.rule is Rule.COUPLED]
     if coupled:
-        found = served.target_tokens(
-            logits[coupled], [positions[row] for row in coupled], [samplings[row] for row in coupled]
-        )
+        own = logits[staged(coupled, logits.device)]
+        found = served.target_tokens(own, [positions[row] for row in coupled], [samplings[row] for row in coupled])
         tokens |= zip(coupled, found, strict=True)
         if any(calls[row].request.head.min_prob for row in coupled):
             best = rank(
-                logits[coupled],
+                own,
                 [positions[row] for row in coupled],
                 [samplings[row] for row in coupled],
                 k=1,
@@ -217,7 +219,7 @@ def _next_tokens(calls: list[DraftCall], logits: Tensor, sharpness: Sharpness) -
             for row, (score,) in zip(coupled, best.scores.tolist(), strict=True):
                 calls[row].chain.score += score
     if others := [row for row in range(len(calls)) if row not in tokens]:
-        sampled_from = candidates(logits[others], [samplings[row] for row in others])
+        sampled_from = candidates(logits[staged(others, logits.device)], [samplings[row] for row in others])
         for row, q in zip(others, sampled_from, strict=True):
             calls[row].chain.q.append(q)
             tokens[row] = sample_draft(q, positions[row], samplings[row], calls[row].delta.prefix_len)

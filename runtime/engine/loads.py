@@ -1,8 +1,11 @@
-"""The loads of passes: what each pass computed, so that the costs of passes can be learnt."""
+"""The loads of passes and their times: what each pass computed, so that the costs of passes can be learnt."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
+
+import torch
 
 from orchestrator.core.types import PassLoad
 from runtime.engine.verify import VerifyResult
@@ -54,3 +57,30 @@ def _num_row_kv_tokens(segment: Segment) -> int:
     """Return how many tokens the rows attend to in all: a context row to those up to its own, a node to all of them."""
     num_rows = segment.last - segment.first
     return num_rows * segment.first + num_rows * (num_rows + 1) // 2 + segment.tree.num_nodes * segment.last
+
+
+class ForwardTimer:
+    """Times a forward pass, which begins when this is made.
+
+    On a GPU by events, so that the host launches the verification while the pass still runs.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self.began_s = self._end_s = time.monotonic()
+        self._began = self._recorded()
+        self._ended: torch.cuda.Event | None = None
+
+    def stop(self) -> None:
+        """Note that all operations of the pass have been launched; on a CPU they have ended."""
+        self._end_s, self._ended = time.monotonic(), self._recorded()
+
+    def elapsed_s(self) -> float:
+        """Return the seconds of the pass, for whose end the host waits if it has not come yet."""
+        if self._began is None or self._ended is None:
+            return self._end_s - self.began_s
+        self._ended.synchronize()
+        return self._began.elapsed_time(self._ended) / 1e3
+
+    def _recorded(self) -> torch.cuda.Event | None:
+        return self._stream.record_event(torch.cuda.Event(enable_timing=True)) if self._stream else None

@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from orchestrator.core.errors import RequestError
@@ -17,7 +16,7 @@ from runtime.engine import bursts
 from runtime.engine.burst_drafters import MAX_STEPS, BurstDrafters
 from runtime.engine.bursts import Planned, StepCall
 from runtime.engine.calls import GuidedStep
-from runtime.engine.loads import load_of, loads_of
+from runtime.engine.loads import ForwardTimer, load_of, loads_of
 from runtime.engine.paged import PagedEngine, PagedModel
 from runtime.engine.schedule import Scheduler
 from runtime.engine.verify import VerifyInput, VerifyResult, verify
@@ -102,7 +101,8 @@ class TargetEngine(PagedEngine[StepRequest]):
         limit_s: 0 = one pass, after which every call that has nothing left to compute is answered.
         num_in_separate_pass: calls that have a separate pass beside this one.
         """
-        began_s = time.monotonic()
+        forward = ForwardTimer(self.paged.model.device)
+        began_s = forward.began_s
         if decoded := self._decode(planned, limit_s):
             self._note_burst(planned, decoded, began_s, limit_s > 0.0, num_in_separate_pass)
             return
@@ -114,9 +114,7 @@ class TargetEngine(PagedEngine[StepRequest]):
             if segment.last == call.delta.prefix_len:  # otherwise it is a part of a long context, without the tree
                 segment.tree = call.request.tree
         logits = self.paged.forward([segment for _, segment in planned])
-        if logits.is_cuda:
-            torch.cuda.synchronize(logits.device)  # only for the times below: verification waits for the logits anyway
-        computed_s = time.monotonic()
+        forward.stop()
         parts = (logits,) if len(planned) == 1 else logits.split([segment.tree.num_nodes + 1 for _, segment in planned])
         complete = [
             (call, part)
@@ -130,7 +128,8 @@ class TargetEngine(PagedEngine[StepRequest]):
                 for (call, _), result in zip(complete, results, strict=True)
             ]
         )
-        forward_us, verify_us = _us(computed_s - began_s), _us(time.monotonic() - computed_s)
+        forward_s = forward.elapsed_s()
+        verify_s = time.monotonic() - began_s - forward_s
         features = self.paged.features([(call.opened, call.request.options) for call, _ in complete])
         load = load_of(planned, results, is_atypical, num_in_separate_pass)
         for (call, part), result, own in zip(complete, results, features, strict=True):
@@ -139,8 +138,8 @@ class TargetEngine(PagedEngine[StepRequest]):
                 features=own.states,
                 features_start=own.start,
                 queue_us=_us(began_s - call.arrived_s),
-                forward_us=forward_us,
-                verify_us=verify_us,
+                forward_us=_us(forward_s),
+                verify_us=_us(verify_s),
                 num_in_pass=len(planned) + num_in_separate_pass,
                 load=load,
                 num_in_separate_pass=num_in_separate_pass,

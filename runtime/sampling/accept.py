@@ -26,6 +26,7 @@ from orchestrator.core.types import Distribution
 from orchestrator.sampling.accept import AcceptedPath, longest_path
 from runtime.sampling.elementary import exp, log, total
 from runtime.sampling.noise import draw, seed_words, uniform
+from runtime.staging import staged
 
 Ints = npt.NDArray[np.int64]
 
@@ -70,12 +71,12 @@ def accepted_paths(inputs: Sequence[AcceptInput], log_p: Tensor) -> list[Accepte
         return []
     nodes, p = _Nodes.of(inputs), exp(log_p)
     key = seed_words([each.sampling.seed for each in inputs], p.device)
-    prefix_lens = torch.tensor([[each.prefix_len] for each in inputs], device=p.device)
+    prefix_lens = staged([[each.prefix_len] for each in inputs], p.device)
     log_probs = log(p[_tensor(nodes.parents, p), _tensor(nodes.tokens, p)])
     is_accepted = _uniforms(nodes, key, prefix_lens) < _probabilities(inputs, nodes, p)
     values = log_probs.where(is_accepted, -inf).tolist()
     paths, ends = _paths(inputs, values)
-    positions = prefix_lens + torch.tensor([[len(path)] for path in paths], device=p.device)
+    positions = prefix_lens + staged([[len(path)] for path in paths], p.device)
     next_tokens = draw(log(p[_tensor(ends, p)]), key, positions, Stream.RECOVER, prefix_lens).tolist()
     return [AcceptedPath(path, token) for path, token in zip(paths, next_tokens, strict=True)]
 
@@ -238,7 +239,7 @@ def _norm(weights: Tensor) -> Tensor:
 
 
 def _tensor(array: npt.NDArray[np.generic], like: Tensor) -> Tensor:
-    return torch.from_numpy(array).to(like.device)
+    return staged(array, like.device)
 
 
 def _paths(inputs: Sequence[AcceptInput], values: Sequence[float]) -> tuple[list[tuple[int, ...]], Ints]:

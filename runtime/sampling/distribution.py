@@ -13,6 +13,7 @@ from orchestrator.core.sampling_params import Sampling
 from runtime.sampling.clear_tokens import UNCLEAR, clear_tokens
 from runtime.sampling.elementary import exp, log, log_softmax, running_total, total
 from runtime.sampling.noise import draw, seed_words
+from runtime.staging import fetch, staged
 
 NUCLEUS_GUESS = 256
 
@@ -27,7 +28,8 @@ def target_tokens(logits: Tensor, positions: Sequence[int], samplings: Sequence[
         return logits.argmax(dim=-1).tolist()
     result = clear_tokens(logits, positions, samplings)
     if rows := [row for row, token in enumerate(result) if token == UNCLEAR]:
-        tokens = _defined_tokens(logits[rows], [positions[row] for row in rows], [samplings[row] for row in rows])
+        index = staged(rows, logits.device)
+        tokens = _defined_tokens(logits[index], [positions[row] for row in rows], [samplings[row] for row in rows])
         for row, token in zip(rows, tokens, strict=True):
             result[row] = token
     return result
@@ -36,7 +38,7 @@ def target_tokens(logits: Tensor, positions: Sequence[int], samplings: Sequence[
 def _defined_tokens(logits: Tensor, positions: Sequence[int], samplings: Sequence[Sampling]) -> list[int]:
     """Return the target tokens by the definition itself; no row is greedy."""
     key = seed_words([sampling.seed for sampling in samplings], logits.device)
-    at = torch.tensor(positions, device=logits.device)[:, None]
+    at = staged(positions, logits.device)[:, None]
     return draw(_log_p(logits.double(), samplings), key, at, Stream.TARGET, torch.zeros_like(at)).tolist()
 
 
@@ -51,7 +53,8 @@ def log_p(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
         return _log_p(logits, samplings)
     result = torch.full_like(logits, -torch.inf).scatter_(-1, logits.argmax(dim=-1, keepdim=True), 0.0)
     if rows:
-        result[rows] = _log_p(logits[rows], [samplings[row] for row in rows])
+        index = staged(rows, logits.device)
+        result[index] = _log_p(logits[index], [samplings[row] for row in rows])
     return result
 
 
@@ -60,13 +63,16 @@ def _log_p(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     result = log_softmax(logits / _column(logits, [sampling.temperature for sampling in samplings]))
     for applies, truncate in _TRUNCATIONS:
         rows = [row for row, sampling in enumerate(samplings) if applies(sampling, logits.shape[-1])]
-        if rows:
-            result[rows] = truncate(result[rows], [samplings[row] for row in rows])
+        if len(rows) == len(samplings):
+            result = truncate(result, samplings)
+        elif rows:
+            index = staged(rows, logits.device)
+            result[index] = truncate(result[index], [samplings[row] for row in rows])
     return result
 
 
 def _column(like: Tensor, values: Sequence[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]
+    return staged(np.array(values, np.float64), like.device)[:, None]
 
 
 def _keep(log_probs: Tensor, kept: Tensor) -> Tensor:
@@ -76,7 +82,7 @@ def _keep(log_probs: Tensor, kept: Tensor) -> Tensor:
 def _top_k(log_probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     limits = [s.top_k for s in samplings]
     top = log_probs.topk(max(limits), dim=-1).values
-    kth = top.gather(-1, torch.tensor([[k - 1] for k in limits], device=log_probs.device))
+    kth = top.gather(-1, staged([[k - 1] for k in limits], log_probs.device))
     return _keep(log_probs, log_probs >= kth)
 
 
@@ -139,7 +145,7 @@ def log_probs_of(logits: Tensor, tokens: Sequence[int]) -> list[float]:
 
     logits: (n, V). tokens: (n,) ids.
     """
-    column = torch.tensor(tokens, device=logits.device)[:, None]
+    column = staged(tokens, logits.device)[:, None]
     return log_softmax(logits.double()).gather(-1, column)[:, 0].tolist()
 
 
@@ -149,7 +155,8 @@ def top_log_probs(logits: Tensor, num_top: int) -> tuple[np.ndarray, np.ndarray]
     logits: (n, V). Returns ids (n, k) int32 and log-probabilities (n, k) float64; k = num_top, at most V.
     """
     order = top_ids(logits, num_top)
-    return order.int().cpu().numpy(), log_softmax(logits.double()).gather(-1, order).cpu().numpy()
+    ids, log_probs = fetch([order.int(), log_softmax(logits.double()).gather(-1, order)])
+    return ids, log_probs
 
 
 def top_ids(logits: Tensor, num_top: int) -> Tensor:

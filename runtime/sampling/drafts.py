@@ -11,6 +11,7 @@ from orchestrator.core.types import Distribution
 from orchestrator.sampling.sampled_drafts import MAX_CANDIDATES, draft_distribution
 from runtime.sampling import served
 from runtime.sampling.elementary import exp
+from runtime.staging import fetch
 
 
 def candidates(logits: Tensor, samplings: Sequence[Sampling], ids: Tensor | None = None) -> list[Distribution]:
@@ -23,4 +24,4 @@ def candidates(logits: Tensor, samplings: Sequence[Sampling], ids: Tensor | None
     tokens = top.indices if ids is None else ids[top.indices]
     ascending, order = tokens.sort(dim=-1)
     probs = exp(top.values.gather(-1, order))
-    return [draft_distribution(*row) for row in zip(ascending.int().cpu().numpy(), probs.cpu().numpy(), strict=True)]
+    return [draft_distribution(*row) for row in zip(*fetch([ascending.int(), probs]), strict=True)]

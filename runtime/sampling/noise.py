@@ -11,13 +11,13 @@ from torch import Tensor
 
 from orchestrator.core.noise import KEY_STEPS, MASK32, MULTIPLIERS, ROUNDS
 from runtime.sampling.elementary import log
+from runtime.staging import staged
 
 
 def seed_words(seeds: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
     """Split 64-bit seeds into (n, 1) int64 low and high words."""
-    low = torch.tensor([seed & MASK32 for seed in seeds], dtype=torch.int64, device=device)
-    high = torch.tensor([(seed >> 32) & MASK32 for seed in seeds], dtype=torch.int64, device=device)
-    return low[:, None], high[:, None]
+    low, high = staged([(seed & MASK32, seed >> 32 & MASK32) for seed in seeds], device).split(1, dim=1)
+    return low, high
 
 
 class _Constants(NamedTuple):

@@ -18,6 +18,7 @@ from orchestrator.native.sampling import TYPES, Rows, Sampler, Step, Verified, s
 from orchestrator.sampling.accept import accept_coupled
 from runtime.sampling import distribution, noise
 from runtime.sampling.accept import AcceptInput, accepted_paths
+from runtime.staging import staged
 
 #: A call uses one of torch's threads for every this many logits.
 NUMBERS_PER_THREAD = 1 << 21
@@ -92,7 +93,7 @@ def top_ids(logits: Tensor, num_top: int) -> IdArray:
 def target_noise(seeds: Sequence[int], positions: Sequence[int], tokens: Tensor) -> Tensor:
     """Return the target's noise for the tokens of each row, (n, k) float64; seeds, positions: (n,). tokens: (n, k)."""
     if (native := _native(tokens)) is None:
-        column = torch.tensor(positions, device=tokens.device)[:, None]
+        column = staged(positions, tokens.device)[:, None]
         return noise.gumbel(noise.seed_words(seeds, tokens.device), column, tokens)
     return torch.from_numpy(native.noise(seeds, positions, tokens.numpy()))
 

@@ -170,7 +170,10 @@ def served() -> Iterator[tuple[Server, Doors]]:
         make_tiny_target(Path(folder) / "target")
         config = Path(folder) / "serving.toml"
         config.write_text('target = "target"\ndtype = "float64"\nkv_memory_mb = 32\ndefault_speculation = "none"\n')
-        with Server(config) as server, running_gateway(server.grpc_url, Path(folder) / "target") as gateway:
+        template = Path(folder) / "chat.jinja"
+        template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+        chats = {"chat_template": str(template)}  # without one, every chat is refused before anything of it is read
+        with Server(config) as server, running_gateway(server.grpc_url, Path(folder) / "target", **chats) as gateway:
             yield server, Doors(server.http_url, server.grpc_url, gateway.url)
 
 

@@ -23,13 +23,23 @@ from tests.support.tiny_models import make_tiny_target
 # it becomes the server. gRPC reads this when it is first imported, by a test.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-SCRIPTED = Path(__file__).parent / "scripted"
+FOLDER = Path(__file__).parent
+SCRIPTED = FOLDER / "scripted"
+#: The limit of a test here that sets none: the first one of a module waits for its server, for up to 180 s.
+TEST_LIMIT_S = 300
 
 
 def pytest_configure() -> None:
     """Let SIGTERM end a run as Ctrl-C does, so that the servers it has started are stopped."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the tests of this folder their limit; pytest passes those of all folders."""
+    for item in items:
+        if item.path.is_relative_to(FOLDER) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TEST_LIMIT_S))
 
 
 @contextlib.contextmanager

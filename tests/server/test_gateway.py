@@ -75,6 +75,16 @@ def test_stream_joined_is_the_completion_and_ends_with_usage(client: openai.Open
     assert all(chunk.usage is None for chunk in chunks[:-1]) and len({chunk.id for chunk in chunks}) == 1
 
 
+def test_chunks_of_a_stream_have_the_usage_so_far_if_that_is_wanted(client: openai.OpenAI) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(client.completions.create(stream=True, stream_options=options, **GREEDY))
+
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts) and 0 < counts[0] <= counts[-1] == 24
+    assert [chunk.usage.prompt_tokens for chunk in chunks[-2:]] == [9, 9]  # known when the text has ended
+    assert all(c.usage.total_tokens == c.usage.prompt_tokens + c.usage.completion_tokens for c in chunks)
+
+
 def test_async_client_streams_several_requests_at_once(gateway: RunningGateway, client: openai.OpenAI) -> None:
     async def text(made: openai.AsyncOpenAI, seed: int) -> str:
         request = {**GREEDY, "temperature": 1.0, "seed": seed}
@@ -309,9 +319,12 @@ def test_openai_raises_its_own_errors(client: openai.OpenAI) -> None:
         client.completions.create(**{**GREEDY, "model": "other"})
 
 
+JSON = {"Content-Type": "application/json"}
+
+
 @pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b'"x"', b"[" * 50_000])
 def test_bodies_that_are_no_object(gateway: RunningGateway, body: bytes) -> None:
-    answer = httpx.post(f"{gateway.url}/v1/completions", content=body, timeout=30)
+    answer = httpx.post(f"{gateway.url}/v1/completions", content=body, headers=JSON, timeout=30)
 
     assert answer.status_code == 400 and answer.json()["error"]["type"] == "invalid_request_error"
 
@@ -366,7 +379,8 @@ def num_tokens_of_abandoned(gateway: RunningGateway, stream: bool) -> float:
     before = gateway.metric("spec_gateway_generation_tokens_total")
     with socket.create_connection(("127.0.0.1", int(gateway.url.rpartition(":")[2])), timeout=30) as connection:
         raw = json.dumps(body).encode()
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(raw) + raw)
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(raw) + raw)
         until(lambda: gateway.metric("spec_gateway_generation_tokens_total") > before, "the first token")
     until(lambda: gateway.metric("spec_gateway_requests_running") == 0, "the end of the request")
     return gateway.metric("spec_gateway_generation_tokens_total") - before

@@ -13,7 +13,7 @@ from launcher import Server, answer_watch, grpc_frontend
 from launcher.grpc_frontend import GrpcFrontend
 from launcher.probe import Probe
 from tests.server.conftest import deployment, link, serving
-from tests.support.clients import ask, until
+from tests.support.clients import ask, fetch, until
 from tests.support.deaths import await_ready, await_replaced, pid_of
 from tests.support.stopped_threads import stopped, woken_threads
 
@@ -66,6 +66,8 @@ def test_a_triton_of_which_only_grpc_is_stuck_is_killed_and_serves_again(watched
         assert watched.frontend.silent_method() is not None
         assert Probe(server.http_url, server.metrics_url).why_no_token() is None
         assert server.why_not_live() is None and server.why_not_ready() is None
+        token = fetch(server.health_url, "/token")
+        assert token.status == 503 and "gRPC does not answer" in str(token.body)
         await_replaced(server, "tritonserver", triton)
     assert any("over gRPC; killing it" in line for line in watched.said), watched.said
     assert ask(await_ready(server).grpc_url, **REQUEST).ids == expected

@@ -30,7 +30,7 @@ class Crowd:
 class ScriptedRequest:
     """Runs until its gate opens; notes what becomes of it."""
 
-    num_slots, priority, tenant, request_id = 1, 0, "", ""
+    num_slots, num_tokens, priority, tenant, request_id = 1, 1, 0, "", ""
 
     def __init__(
         self, crowd: Crowd, number: int = 0, deadline_s: float = 1e12, gate: threading.Event | None = None

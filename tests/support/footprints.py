@@ -64,10 +64,11 @@ def growth(samples: Sequence[Sample]) -> list[str]:
     """Return what holds more than is allowed: right after each replacement of tritonserver, and at the end.
 
     The first sample is the measure: after the warm-up, at rest. What grows within the life of one tritonserver falls
-    with its replacement; what does not fall then grows for good.
+    with its replacement; what does not fall then grows for good. A look between the end of one tritonserver and the start
+    of the next finds the shared memory of the old one.
     """
     first, last = samples[0], samples[-1]
-    fresh = [now for before, now in itertools.pairwise(samples) if now.triton != before.triton]
+    fresh = [now for before, now in itertools.pairwise(samples) if now.triton not in (None, before.triton)]
     found = [line for sample in fresh for line in _too_much(first, sample, "after a replacement of tritonserver")]
     missing = [f"at the end there is no {kind}" for kind in first.held if kind not in last.held]
     return found + missing + _too_much(first, last, "at the end")

@@ -26,6 +26,7 @@ from runtime.kv.sequences import SequenceTable
 from runtime.native.draft_calls import NativeDraft
 from runtime.native.drafters import ContinuedDraft, NativeDrafter
 from runtime.native.heads import NativeHead
+from runtime.staging import staged
 
 #: Calls share one pass up to this many context rows in total; a longer pass would make all of them late.
 MAX_PASS_ROWS = 512
@@ -149,10 +150,7 @@ class HeadEngine(ABC):
 
     def native_draft(self, call: HeadCall, budget: TimeBudget, tokens: list[int], first: int) -> NativeDraft:
         """Return native code's input for a call. tokens: those of the rows to read. first: the first row's position."""
-        head = call.request.head
-        assert head.features is not None
-        features = head.features[first - head.features_start :]
-        return self._native_input(call, budget, self.choices_of(call), tokens, features)
+        return self._native_input(call, budget, self.choices_of(call), tokens, call.request.head.features_since(first))
 
     def _native_input(
         self, call: HeadCall, budget: TimeBudget, choices: TokenTree, tokens: list[int], features: Features
@@ -253,12 +251,10 @@ class HeadEngine(ABC):
         beam_search = self.beam_search and not request.head.draws
         return DynamicTree(width, request.max_nodes, depth, beam_search, request.head.min_score)
 
-    def features_of(self, call: HeadCall, first: int) -> Tensor:
-        """Return the target's features of the positions from `first` to the newest, (r, width)."""
-        head = call.request.head
-        assert head.features is not None
-        return torch.from_numpy(head.features[first - head.features_start :].copy()).to(self._device, self._dtype)
+    def on_device(self, features: Sequence[Features]) -> Tensor:
+        """Return rows of features one after another, (r, width), on the device and in the dtype of the head."""
+        return staged(np.concatenate(features, dtype=np.float32), self._device).to(self._dtype)
 
     def newest_features(self, calls: list[HeadCall]) -> Tensor:
         """Return the features of each call's newest position, (calls, width)."""
-        return torch.cat([self.features_of(call, call.delta.prefix_len - 2) for call in calls])
+        return self.on_device([call.request.head.features_since(call.delta.prefix_len - 2) for call in calls])

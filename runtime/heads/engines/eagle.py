@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from orchestrator.core.context import Context
@@ -144,8 +143,10 @@ class EagleEngine(HeadEngine):
     def begin(self, calls: list[HeadCall]) -> list[DraftInProgress]:
         """Compute the rows of the tokens committed since the last call; the newest row's output is the root's state."""
         parts = [_context_rows(call) for call in calls]
-        features = [self.features_of(call, part.row_positions[0]) for call, part in zip(calls, parts, strict=True)]
-        states = self._forward(self._head.fuse(torch.cat(features)), parts)
+        features = [
+            call.request.head.features_since(part.row_positions[0]) for call, part in zip(calls, parts, strict=True)
+        ]
+        states = self._forward(self._head.fuse(self.on_device(features)), parts)
         drafts = []
         for call, end in zip(calls, np.cumsum([part.num_tokens for part in parts]).tolist(), strict=True):
             prefix_len = call.opened.num_computed = call.delta.prefix_len

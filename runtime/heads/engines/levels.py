@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 import torch
@@ -14,8 +15,11 @@ from runtime.engine.calls import DraftedTree, EngineCall
 from runtime.heads.engines.ranking import rank
 from runtime.heads.engines.sampled import sampled_children
 from runtime.sampling.drafts import candidates
+from runtime.staging import fetch
 
 Drafting = tuple[EngineCall[DraftRequest], DraftedTree]
+#: A draft, the logits after its frontier, and its sharpness.
+Level = tuple[Drafting, Tensor, float]
 
 
 def check_draws(request: DraftRequest) -> None:
@@ -33,20 +37,17 @@ def add_level(
     logits: of each draft (r, V), a row per candidate of its frontier or one for all of them. sharpness: of each draft.
     ids: (V,) int64, the token of each column; None means 0 … V − 1.
     """
-    chosen = list[tuple[Drafting, Tensor, float]]()
-    for each, rows, own in zip(drafts, logits, sharpness, strict=True):
-        if each[0].request.head.draws:
-            _add_sampled(*each, rows, own, ids)
-        else:
-            chosen.append((each, rows, own))
-    if chosen:
+    levels = list(zip(drafts, logits, sharpness, strict=True))
+    if sampled := [level for level in levels if level[0][0].request.head.draws]:
+        _add_sampled(sampled, ids)
+    if chosen := [level for level in levels if not level[0][0].request.head.draws]:
         _add_best(chosen, ids)
 
 
-def _add_best(chosen: Sequence[tuple[Drafting, Tensor, float]], ids: Tensor | None) -> None:
-    """Add the best children below the frontiers of these drafts, whose logits and sharpness are given."""
+def _add_best(chosen: Sequence[Level], ids: Tensor | None) -> None:
+    """Add the best children below the frontiers of these drafts."""
     owners = [(call, draft.tree.depth, own) for (call, draft), rows, own in chosen for _ in rows]
-    found = rank(
+    best = rank(
         torch.cat([rows for _, rows, _ in chosen]),
         [call.delta.prefix_len + depth for call, depth, _ in owners],
         [call.request.sampling for call, _, _ in owners],
@@ -54,25 +55,26 @@ def _add_best(chosen: Sequence[tuple[Drafting, Tensor, float]], ids: Tensor | No
         ids,
         [own for _, _, own in owners],
     )
-    best, scores = found.ids.int().cpu().numpy(), found.scores.cpu().numpy()
+    tokens, scores = fetch(best)
     first = 0
     for (_, draft), rows, _ in chosen:
         own, columns = slice(first, first + len(rows)), slice(draft.tree.fan_out)
         times = len(draft.tree.frontier) // len(rows)
         first += len(rows)
-        draft.tree.add_children(best[own, columns].repeat(times, 0), scores[own, columns].repeat(times, 0))
+        draft.tree.add_children(tokens[own, columns].repeat(times, 0), scores[own, columns].repeat(times, 0))
 
 
-def _add_sampled(
-    call: EngineCall[DraftRequest], draft: DraftedTree, logits: Tensor, sharpness: float, ids: Tensor | None
-) -> None:
-    """Add sampled children below a draft's frontier; logits: (r, V), a row per candidate or one for all."""
-    tree, sampling, prefix_len = draft.tree, call.request.sampling, call.delta.prefix_len
-    found = candidates(logits, [sampling] * len(logits), ids)
-    q = dict(zip(tree.frontier, found * (len(tree.frontier) // len(found)), strict=True))
-    position, fan_out = prefix_len + tree.depth, tree.fan_out
-    rows = [
-        sampled_children(each, position, sampling, prefix_len, fan_out, node, sharpness) for node, each in q.items()
-    ]
-    draft.q |= q
-    tree.add_children(*(np.concatenate(arrays) for arrays in zip(*rows, strict=True)))
+def _add_sampled(sampled: Sequence[Level], ids: Tensor | None) -> None:
+    """Add children below the frontiers of these drafts, sampled from q."""
+    samplings = [call.request.sampling for (call, _), rows, _ in sampled for _ in rows]
+    found = iter(candidates(torch.cat([rows for _, rows, _ in sampled]), samplings, ids))
+    for (call, draft), rows, sharpness in sampled:
+        tree, prefix_len = draft.tree, call.delta.prefix_len
+        own, position, fan_out = list(islice(found, len(rows))), prefix_len + tree.depth, tree.fan_out
+        q = dict(zip(tree.frontier, own * (len(tree.frontier) // len(own)), strict=True))
+        children = [
+            sampled_children(each, position, call.request.sampling, prefix_len, fan_out, node, sharpness)
+            for node, each in q.items()
+        ]
+        draft.q |= q
+        tree.add_children(*(np.concatenate(arrays) for arrays in zip(*children, strict=True)))

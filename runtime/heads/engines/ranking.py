@@ -9,6 +9,7 @@ from torch import Tensor
 
 from orchestrator.core.sampling_params import Rule, Sampling
 from runtime.sampling.served import log_p, target_noise
+from runtime.staging import staged
 
 # Only this many of a row's V tokens get noise and a float64 sort, which would dominate the cost at V = 128,256.
 CANDIDATES = 256
@@ -47,11 +48,13 @@ def rank(
     tokens = columns if ids is None else ids[columns]
     scores = _log_q(logits.gather(-1, columns).double(), samplings)
     if noisy := [row for row, s in enumerate(samplings) if not s.greedy and s.rule is Rule.COUPLED]:
-        seeds = [samplings[row].seed for row in noisy]
-        scores[noisy] += target_noise(seeds, [positions[row] for row in noisy], tokens[noisy])
+        index = staged(noisy, logits.device)
+        seeds, at = [samplings[row].seed for row in noisy], [positions[row] for row in noisy]
+        scores[index] += target_noise(seeds, at, tokens[index])
     if argmax := [row for row, s in enumerate(samplings) if s.greedy or s.rule is Rule.COUPLED]:
-        divisors = scores.new_tensor([sharpness[row] if sharpness else 1.0 for row in argmax])
-        scores[argmax] = (scores[argmax] / divisors[:, None]).log_softmax(dim=-1)
+        divisors = staged([sharpness[row] if sharpness else 1.0 for row in argmax], logits.device)
+        index = staged(argmax, logits.device)
+        scores[index] = (scores[index] / divisors[:, None]).log_softmax(dim=-1)
     top = scores.sort(dim=-1, descending=True, stable=True)
     return Ranked(tokens.gather(-1, top.indices[:, :k]), top.values[:, :k])
 
@@ -63,5 +66,6 @@ def _log_q(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
         return log_p(logits, samplings)
     result = logits.log_softmax(dim=-1)
     if sampled:
-        result[sampled] = log_p(logits[sampled], [samplings[row] for row in sampled])
+        index = staged(sampled, logits.device)
+        result[index] = log_p(logits[index], [samplings[row] for row in sampled])
     return result

@@ -9,6 +9,7 @@ from runtime.heads.engines.base import HeadEngine
 from runtime.heads.engines.drafts import DraftInProgress, HeadCall, frontier_states, parent_states
 from runtime.heads.modules.redrafter import RedrafterHead
 from runtime.native.heads import NativeHead
+from runtime.staging import staged
 
 
 class RedrafterEngine(HeadEngine):
@@ -28,7 +29,7 @@ class RedrafterEngine(HeadEngine):
     def begin(self, calls: list[HeadCall]) -> list[DraftInProgress]:
         """Return each call's tree with the state after its root."""
         newest = self.newest_features(calls)
-        roots = torch.tensor([int(call.delta.context_ids[-1]) for call in calls], device=newest.device)
+        roots = staged([int(call.delta.context_ids[-1]) for call in calls], newest.device)
         pairs = torch.stack([newest, self._head.advance(torch.zeros_like(newest), roots)], dim=1)
         trees = [self.new_tree(call) for call in calls]
         return [
@@ -44,5 +45,5 @@ class RedrafterEngine(HeadEngine):
         """Return the pairs of all frontiers' candidates, (n, 2, d)."""
         newest, before = parent_states(drafts).unbind(1)
         ids = [draft.tree.tokens[node] for draft in drafts for node in draft.tree.frontier]
-        after = self._head.advance(before, torch.tensor(ids, device=before.device))
+        after = self._head.advance(before, staged(ids, before.device))
         return torch.stack([newest, after], dim=1)

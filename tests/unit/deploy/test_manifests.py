@@ -123,6 +123,14 @@ def test_services_budgets_and_monitors_select_pods_and_ports_that_are_there(name
         assert selected and all(set(ports) <= names for names in selected), (labels, ports)
 
 
+@EACH_OVERLAY
+def test_replicas_of_a_deployment_are_spread_over_nodes(name: str) -> None:
+    for where, manifest in of_kind(name, "Deployment").items():
+        pod = manifest["spec"]["template"]
+        (constraint,) = pod["spec"]["topologySpreadConstraints"]
+        assert constraint["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items(), where
+
+
 def services(name: str) -> list[Manifest]:
     return list(of_kind(name, "Service").values())
 
@@ -254,7 +262,7 @@ def test_gateways_ask_every_replica_and_stop_in_time(name: str) -> None:
     assert ports == {"http": GatewaySettings.model_fields["port"].default, "metrics": metrics_port}
     app = (ROOT / "gateway/app.py").read_text()
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert f'@app.get("{container[probe]["httpGet"]["path"]}")' in app
+        assert f'@app.api_route("{container[probe]["httpGet"]["path"]}", methods=READ)' in app
     sleep_s = int(container["lifecycle"]["preStop"]["exec"]["command"][-1].split()[-1])
     assert sleep_s + int(variables["GATEWAY_STOP_LIMIT_S"]) < gateway["terminationGracePeriodSeconds"]
 
@@ -297,7 +305,9 @@ def test_autoscaler_reads_gauges_that_the_server_shows_and_the_adapter_passes_on
     assert metrics and set(metrics) <= gauges
     assert all(re.fullmatch(pattern[1], metric) for metric in metrics)
     target = scaler["scaleTargetRef"]
-    assert of_kind(name, target["kind"])[target["name"]]["apiVersion"] == target["apiVersion"]
+    scaled = of_kind(name, target["kind"])[target["name"]]
+    assert scaled["apiVersion"] == target["apiVersion"]
+    assert "replicas" not in scaled["spec"], "each `kubectl apply` would undo what the autoscaler has set"
     running = next(m for m in scaler["metrics"] if at(m, "pods.metric.name") == "spec_num_requests_running")
     assert int(at(running, "pods.target.averageValue")) < ServingConfig.model_fields["max_running"].default
 

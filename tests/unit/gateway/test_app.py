@@ -4,6 +4,7 @@ import contextlib
 import gc
 import json
 import logging
+import re
 import socket
 import threading
 import tomllib
@@ -23,6 +24,7 @@ from gateway.fields import ChatFields, CompletionFields
 from gateway.parsing import parse
 from gateway.replicas import Replica
 from gateway.tokenizer import Checkpoint
+from gateway.triton import Refused, ReplicaError
 from tests.support.clients import until
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.standin_replica import Fault, StandInReplica, text_of
@@ -76,6 +78,60 @@ def test_other_origins_are_not_let_in(gateway: RunningGateway) -> None:
     for origin, allowed in (("https://b.example", "https://b.example"), ("https://c.example", None)):
         answer = gateway.post("/v1/completions", BODY, headers={"Origin": origin})
         assert answer.headers.get("Access-Control-Allow-Origin") == allowed
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/ready", "/version", "/v1/models", "/metrics", "/", "/playground/methods"]
+)
+def test_what_can_be_read_can_be_probed_with_head(gateway: RunningGateway, path: str) -> None:
+    with socket.create_connection(urllib.parse.urlsplit(gateway.url).netloc.split(":"), LIMIT_S) as connection:
+        connection.sendall(f"HEAD {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"\r\n\r\n"), answer
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "allowed"),
+    [
+        ("GET", "/v1/completions", 405, {"POST"}),
+        ("DELETE", "/v1/models/it", 405, {"GET", "HEAD"}),
+        ("POST", "/v1/completions/", 404, {""}),
+        ("GET", "/playground", 404, {""}),
+    ],
+)
+def test_what_is_no_endpoint_is_not_redirected_and_says_what_is_allowed(
+    gateway: RunningGateway, method: str, path: str, status: int, allowed: set[str]
+) -> None:
+    """Behind a proxy for TLS a redirect would name http://, and clients would repeat their body there in clear."""
+    answer = httpx.request(method, gateway.url + path, timeout=LIMIT_S)
+    assert answer.status_code == status
+    given = answer.headers.get("Allow", "")
+    assert set(given.split(", ")) == allowed
+    error = answer.json()["error"]
+    assert error["code"] == "unknown_url" and path in error["message"] and given in error["message"]
+
+
+def test_proxies_do_not_collect_the_events_of_a_stream(gateway: RunningGateway) -> None:
+    assert gateway.post("/v1/completions", BODY | {"stream": True}).headers["X-Accel-Buffering"] == "no"
+
+
+def test_reasons_are_counted_from_the_first_event_on(gateway: RunningGateway) -> None:
+    """Prometheus' increase() ignores the first sample of a series, for example of a replica that dies with 20 streams.
+
+    Every reason of an error (gateway/triton.py) is shown from the start, except that of a request that is wrong.
+    """
+    shown = re.findall(
+        r'^spec_gateway_(failovers|refusals)_total\{reason="(\w+)"\} ', gateway.get("/metrics").text, re.M
+    )
+    reasons = {error.reason for error in (ReplicaError, *ReplicaError.__subclasses__())} - {Refused.reason}
+    assert {reason for _, reason in shown} == reasons
+
+
+def test_template_arguments_do_not_replace_the_messages(gateway: RunningGateway, replica: StandInReplica) -> None:
+    num_requests, message = len(replica.requests), {"role": "user", "content": "a"}
+    hidden = {"messages": [message], "chat_template_kwargs": {"messages": [message | {"content": "b"}]}}
+    error = gateway.post("/v1/chat/completions", hidden).json()["error"]
+    assert error["param"] == "chat_template_kwargs" and len(replica.requests) == num_requests
 
 
 def test_models_and_version(gateway: RunningGateway, folder: Path) -> None:
@@ -312,7 +368,10 @@ def full(gateway: RunningGateway) -> Replica:
 @contextlib.contextmanager
 def unfinished(gateway: RunningGateway, path: str = "/v1/completions", key: str = "") -> Iterator[socket.socket]:
     """Send the head of a request whose body never comes, on a connection that stays open."""
-    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {key}\r\nContent-Length: 9000\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n"
+        "Content-Length: 9000\r\n\r\n"
+    )
     with socket.create_connection(urllib.parse.urlsplit(gateway.url).netloc.split(":"), LIMIT_S) as connection:
         connection.sendall(head.encode())
         yield connection
@@ -379,3 +438,24 @@ def test_with_salts_by_key_a_full_deployment_reads_no_body(
         full(gateway)
         with unfinished(gateway, key="secret") as connection:
             assert connection.recv(65536).startswith(b"HTTP/1.1 429 ")
+
+
+@pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        ({}, "Content-Type must be application/json, got ''"),
+        ({"Content-Type": "text/plain"}, "Content-Type must be application/json, got 'text/plain'"),
+        ({"Content-Type": "application/json", "Content-Encoding": "gzip"}, "Content-Encoding must be absent or"),
+    ],
+    ids=["no type", "text", "gzip"],
+)
+def test_a_body_that_is_not_sent_as_plain_json_is_refused(
+    replica: StandInReplica, folder: Path, headers: dict[str, str], words: str
+) -> None:
+    """A page of another site can make a browser send a body without a type, or as text, but not as JSON."""
+    with gateway_over(replica, folder) as gateway:
+        answer = httpx.post(f"{gateway.url}/v1/completions", content=json.dumps(BODY), headers=headers, timeout=LIMIT_S)
+
+        assert answer.status_code == 415 and words in answer.json()["error"]["message"] and not replica.requests
+        as_json = {"Content-Type": "Application/JSON; charset=utf-8"}
+        assert gateway.post("/v1/completions", BODY, headers=as_json).status_code == 200

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import functools
+import logging
 
 import pytest
 
@@ -59,6 +60,18 @@ def test_a_choice_that_is_refused_after_another_has_begun_waits_for_room(message
         assert [sent(made[0], i) for i in range(3)] == [1, 4, 1]
 
     run(test, num_replicas=1, first_limit_s=10, recovery_limit_s=0.3)  # the limit is for replicas that are gone
+
+
+def test_a_choice_that_waits_for_room_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(made: list[StandInReplica], replicas: Replicas) -> None:
+        begun = asyncio.Event()
+        refuse(made, 1, dataclasses.replace(FULL, not_before=begun), FULL, FULL, Fault(0, message="stub is unhealthy"))
+        assert await texts(choices(replicas), begun) == [text_of(SEED + i, LENGTH) for i in range(2)]
+        assert sent(made[0], 1) == 5
+
+    run(test, num_replicas=1, first_limit_s=10)
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert ["32 requests run" in line for line in said] == [True, False], said
 
 
 def test_a_choice_that_is_refused_goes_to_a_replica_with_room() -> None:

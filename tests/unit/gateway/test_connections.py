@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import resource
 import socket
 import urllib.parse
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from gateway.settings import Settings
+from gateway.connections import raise_file_limit
+from gateway.settings import Settings, SettingsError
 from tests.support.clients import until
 from tests.support.gateway import RunningGateway
 from tests.support.standin_replica import StandInReplica
@@ -176,3 +178,17 @@ def test_many_long_bodies_at_once_keep_out_no_short_one(replica: StandInReplica,
         assert gateway.post("/v1/completions", BODY).status_code == 200
         connection.close()
         until(lambda: gateway.post("/v1/completions", long).status_code == 200, "room", LIMIT_S)
+
+
+def test_the_limit_of_open_files_is_raised_and_must_suffice_for_the_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1024))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
+    raise_file_limit(960)
+    assert limits == [(1024, 1024)]
+    with pytest.raises(SettingsError, match="max_connections must be at most 960, since this process may open 1024"):
+        raise_file_limit(961)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, resource.RLIM_INFINITY))
+    raise_file_limit(1 << 40)

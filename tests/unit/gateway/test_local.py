@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway import local
-from gateway.local import LocalReplica, restart_pause_s, serving
+from gateway.local import LocalReplica, restart_pause_s, serving, target_of
 from gateway.settings import SettingsError
 from tests.support.clients import until
 
@@ -33,6 +33,11 @@ def test_pauses_double_up_to_the_longest() -> None:
 def test_at_least_one_server_is_started() -> None:
     with pytest.raises(SettingsError, match="at least 1 server must be started, got 0"), serving("serving.toml", 0):
         pass
+
+
+def test_the_target_of_a_deployment_file_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "serving.toml").write_text('target = "some/model"', encoding="utf-8-sig")
+    assert target_of(str(tmp_path / "serving.toml")) == "some/model"
 
 
 def test_a_server_that_cannot_be_started_for_a_while_is_started_later(

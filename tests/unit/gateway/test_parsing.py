@@ -71,7 +71,9 @@ def test_null_is_absence_at_every_depth_but_within_a_schema() -> None:
     options = {"include_usage": None}
     found = parse(
         CompletionFields,
-        json.dumps({"prompt": "a", "n": None, "stream_options": options, "response_format": form}).encode(),
+        json.dumps(
+            {"prompt": "a", "n": None, "stream_options": options, "response_format": form, "verbosity": None}
+        ).encode(),
     )
 
     assert (found.n, found.stream_options.include_usage) == (1, False)
@@ -186,6 +188,7 @@ def test_tools_and_images_are_refused_by_name() -> None:
     for body, words in (
         (messages, "'image_url'"),
         ({**CHAT, "tools": [{"type": "function"}]}, "tools are not supported"),
+        ({**CHAT, "functions": [{"name": "f"}]}, "tools are not supported"),
     ):
         with pytest.raises(BadRequest, match=words):
             parse(ChatFields, json.dumps(body).encode())

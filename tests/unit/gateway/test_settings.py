@@ -28,6 +28,8 @@ def test_flags_go_before_variables_before_defaults() -> None:
         ({"GATEWAY_PORTT": "1"}, ["GATEWAY_PORTT", "did you mean 'GATEWAY_PORT'"]),
         ({"GATEWAY_SILENCE_LIMIT_S": "nan"}, ["silence_limit_s", "GATEWAY_SILENCE_LIMIT_S"]),
         ({"GATEWAY_LOG_LEVEL": "loud"}, ["log_level", "loud"]),
+        ({"GATEWAY_ALLOWED_ORIGINS": "https://a.example, b.example"}, ["allowed_origins", "b.example"]),
+        ({"GATEWAY_ALLOWED_ORIGINS": "https://a.example/"}, ["allowed_origins", "https://a.example/"]),
     ],
 )
 def test_a_wrong_setting_is_named(variables: dict[str, str], words: list[str]) -> None:
@@ -36,7 +38,9 @@ def test_a_wrong_setting_is_named(variables: dict[str, str], words: list[str]) -
     assert all(word in str(error.value) for word in words)
 
 
-@pytest.mark.parametrize("replicas", ["host", "host:port", ":1", "a:1,b", "dns://a:1,b:2"])
+@pytest.mark.parametrize(
+    "replicas", ["host", "host:port", ":1", "a:1,b", "dns://a:1,b:2", "http://a:1", "a:65536", "a:0", "a:²"]
+)
 def test_addresses_are_checked(replicas: str) -> None:
     with pytest.raises(SettingsError, match="GATEWAY_REPLICAS"):
         Replicas(Settings(replicas=replicas))

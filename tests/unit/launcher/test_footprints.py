@@ -47,6 +47,13 @@ def test_a_tooth_whose_foot_rises_is_growth_even_if_the_last_one_is_low() -> Non
     )
 
 
+def test_a_look_before_the_next_tritonserver_has_started_is_not_judged() -> None:
+    between = Sample({SHARED_MEMORY: sample(1, 16).held[SHARED_MEMORY]})
+    assert growth([sample(), sample(1, 16), between, sample(2)]) == []
+    risen = Sample({**sample(2).held, SHARED_MEMORY: Footprint(19, 0, 0)}, 2)
+    assert len(growth([sample(), sample(1, 16), between, risen, sample(3)])) == 1
+
+
 def test_tritonserver_may_keep_no_more_than_its_deaths_explain() -> None:
     found = growth([sample(), Sample(sample(1, 12).held, 1, 2)])
     assert any(line.startswith("tritonserver holds 1273 threads at the end") for line in found)

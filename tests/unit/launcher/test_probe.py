@@ -74,6 +74,27 @@ def test_a_full_or_draining_server_is_well(port: Port, message: str) -> None:
     assert Probe(port.url, port.url).why_no_token() is None
 
 
+class Frontend:
+    """A gRPC frontend of which a test says what it does not answer."""
+
+    silent: str | None = None
+
+    def silent_method(self) -> str | None:
+        return self.silent
+
+
+def test_a_token_over_http_is_no_life_while_grpc_is_silent(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "FRESH_S", 0.0)
+    frontend = Frontend()
+    asking = Probe(port.url, port.url, frontend)
+    assert asking.why_no_token() is None
+    frontend.silent, port.more = "ModelInfer", 1
+    assert asking.why_no_token() == "gRPC does not answer: ModelInfer got no answer within 10 s"
+    assert not asking.is_silent(), "that is about the token"
+    frontend.silent = None
+    assert asking.why_no_token() is None
+
+
 def test_an_error_says_why(port: Port) -> None:
     port.status, port.body = 400, {"error": "Stub process 'speculative' is not healthy."}
     asking = Probe(port.url, port.url)

@@ -18,7 +18,7 @@ from launcher.log import Follower
 from launcher.settings import Ports, Settings, free_ports
 from launcher.triton import Triton, find_triton
 from orchestrator.core.errors import ConfigError, ServingError
-from orchestrator.deployment.config import ServingConfig
+from orchestrator.deployment.config import CALL_THREADS, ENGINE_KEY, STATE_FOLDER, ServingConfig
 
 
 def test_free_ports_differ_and_are_free():
@@ -71,10 +71,15 @@ def test_settings_are_read_under_their_own_names_only(monkeypatch, capsys):
     monkeypatch.setattr("launcher.__main__.Server", lambda config, **options: None)
     monkeypatch.setattr("launcher.__main__.signal.signal", lambda *_: None)
     monkeypatch.setattr("launcher.__main__._run", lambda server: 0)
-    for name, text in {**bare, "SPECSERVE_STOP_LIMIT_S": "60"}.items():
+    of_a_service = {"SPECSERVE_SERVICE_PORT": "8001", "SPECSERVE_PORT": "tcp://10.0.0.1:8001"}
+    ours = {"SPECSERVE_STOP_LIMIT_S": "60", CALL_THREADS: "64", STATE_FOLDER: "/run", ENGINE_KEY: "key"}
+    for name, text in {**bare, **of_a_service, **ours, "SPECSERVE_READY_LIMIT": "600"}.items():
         monkeypatch.setenv(name, text)
     assert main(["serving.toml"]) == 0
-    assert capsys.readouterr().err == "warning: HTTP_PORT is not read; set SPECSERVE_HTTP_PORT\n"
+    assert capsys.readouterr().err == (
+        "warning: HTTP_PORT is not read; set SPECSERVE_HTTP_PORT\n"
+        "warning: SPECSERVE_READY_LIMIT is not read; set SPECSERVE_READY_LIMIT_S\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,22 @@ import pytest
 from launcher.reloader import changed_keys, stamps_of
 from launcher.wear import WORN_DEATHS
 from orchestrator.deployment.config import load_config
+from orchestrator.deployment.reload_requests import live_keys
 from tests import soak_under_faults
-from tests.soak_under_faults import KINDS, RELOAD, SIGNALS, Chaos, End, Fault, note, script, write_settings
+from tests.soak_under_faults import (
+    IN_TARGET,
+    KINDS,
+    OWN_PROCESSES,
+    RELOAD,
+    SIGNALS,
+    Chaos,
+    End,
+    Fault,
+    Layout,
+    note,
+    script,
+    write_settings,
+)
 from tests.support.hanging import until
 
 pytestmark = pytest.mark.unit
@@ -30,17 +44,29 @@ def test_each_fault_is_followed_by_a_reload_of_the_other_replica() -> None:
     assert list(script(60.0, times=2)) == hurts
 
 
-def test_a_running_server_can_change_what_the_reloads_change(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("layout", "keys"),
+    [
+        (IN_TARGET, ["draft", "max_running", "max_nodes", "remember_tokens"]),
+        (OWN_PROCESSES, ["max_running", "remember_tokens"]),
+    ],
+)
+def test_a_running_server_can_change_what_the_reloads_change(tmp_path: Path, layout: Layout, keys: list[str]) -> None:
     for name in ("target", "draft", "draft2", *soak_under_faults.HEADS):
         (tmp_path / name).mkdir()
     configs = []
     for number in range(3):
-        write_settings(tmp_path / "serving.toml", number)
+        write_settings(tmp_path / "serving.toml", number, layout)
         configs.append(load_config(tmp_path / "serving.toml", {}))
     before, after, again = configs
     assert before == again
     changed = changed_keys(before, after, stamps_of(before), stamps_of(after))
-    assert changed == ["draft", "max_running", "max_nodes", "remember_tokens"]
+    assert sorted(changed) == sorted(keys) and set(changed) <= set(live_keys(before))
+
+
+def test_every_process_of_a_layout_is_hurt_in_each_way() -> None:
+    kinds = {(kind, way) for _, kind, way in script(60.0, 1, OWN_PROCESSES.kinds) if way != RELOAD}
+    assert kinds == set(itertools.product((*KINDS, "draft", *soak_under_faults.HEADS), SIGNALS))
 
 
 class Launcher:

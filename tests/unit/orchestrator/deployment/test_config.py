@@ -34,6 +34,10 @@ def test_config_target_alone_takes_every_default(write, tmp_path):
     assert config == ServingConfig(target=str(tmp_path / "m"))
 
 
+def test_config_may_begin_with_a_byte_order_mark(write):
+    assert load_config(write('\ufefftarget = "m"\nmax_nodes = 7'), {}).max_nodes == 7
+
+
 def test_config_is_frozen(write):
     with pytest.raises(ValidationError):
         load_config(write('target = "m"'), {}).max_nodes = 3

@@ -12,7 +12,6 @@ import pytest
 from build.corpus_index import shards_of, sorted_ends
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget
-from orchestrator.native.drafts import NativeEstimates
 from orchestrator.proposers.candidates import likeliest_followers
 from orchestrator.proposers.corpus import Corpus, Shard
 from orchestrator.proposers.dependencies import ProposerDependencies
@@ -122,7 +121,8 @@ def test_a_long_prompt_and_a_long_prediction_are_read_in_pieces(monkeypatch: pyt
     given, rng = [*cases()][5], np.random.default_rng(7)
     assert given.estimates.native and len(given.prediction) > most
     costs, ids, num_nodes = cost_model_of(1.0 + np.arange(129) * 0.01), text_of(rng, 200), 0
-    lengths = spied(monkeypatch, given.estimates.native)
+    lengths = list[int]()
+    monkeypatch.setattr(given.estimates.native, "library", spied(given.estimates.native.library, lengths))
     native = NativeGrowth(given.estimates.native, given, is_chain=False)
     reference = Growth([*sources_of(given)], given.estimates)
     assert max(lengths) == most and sum(lengths) == len(given.prediction)
@@ -136,9 +136,24 @@ def test_a_long_prompt_and_a_long_prediction_are_read_in_pieces(monkeypatch: pyt
     assert num_nodes > 10 and max(lengths) == most and sum(lengths) == len(given.prediction) + 109
 
 
-def spied(monkeypatch: pytest.MonkeyPatch, estimates: NativeEstimates) -> list[int]:
-    """Return the list to which each call that reads tokens adds how many."""
-    lengths, library = list[int](), estimates.library
+@pytest.mark.parametrize(("near", "far", "token"), [(5, 6, 41), (6, 7, 40)])
+def test_at_most_six_tokens_decide_where_a_prediction_is_followed_again(near: int, far: int, token: int) -> None:
+    """near, far: tokens before 40, early in the prediction, and before 41, late in it, that agree with the text."""
+    text = [*range(20, 27)]
+    prediction = (50, *text[-near:], 40, *range(30, 39), 51, *text[-far:], 41)
+    given = replace(dependencies(), prediction=prediction, estimates=AcceptanceEstimates())
+    assert given.estimates.native
+    context, costs = Context([1]), cost_model_of(np.ones(129))
+    context.commit(text)
+    for growth in (
+        NativeGrowth(given.estimates.native, given, is_chain=False),
+        Growth([*sources_of(given)], given.estimates),
+    ):
+        assert growth.grow(context, Budget(1, 1), costs).tree.tokens.tolist() == [token]
+
+
+def spied(library: Any, lengths: list[int]) -> Any:
+    """Return the library; each of its calls that reads tokens adds to the list how many."""
 
     class Spy:
         def __getattr__(self, name: str) -> Any:
@@ -150,8 +165,7 @@ def spied(monkeypatch: pytest.MonkeyPatch, estimates: NativeEstimates) -> list[i
 
             return call if "read" in name else function
 
-    monkeypatch.setattr(estimates, "library", Spy())
-    return lengths
+    return Spy()
 
 
 def test_likeliest_followers_are_the_first_of_the_most_frequent() -> None:

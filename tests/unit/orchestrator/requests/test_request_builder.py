@@ -66,6 +66,24 @@ def test_a_time_limit_beyond_the_operator_s_is_the_operator_s(builder: RequestBu
     assert bounded.timeout_ms(read({}, '{"timeout_ms": 70}')) == 70
 
 
+@pytest.mark.parametrize(
+    ("inputs", "most"),
+    [
+        ({"input_ids": [1, 2, 3], "max_tokens": 4}, 7),
+        ({"input_ids": [1, 2, 3]}, 3 + DEPLOYMENT.default_max_tokens),
+        ({"text_input": "a" * 8, "max_tokens": 4}, 2 + 4),
+        ({"text_input": "\N{SNOWMAN}" * 3, "max_tokens": 4}, 3 + 4),
+        ({"text_input": "", "max_tokens": -(2**31)}, 0),
+        ({"text_input": "a" * 1000, "max_tokens": 4}, CONTEXT),
+        ({"input_ids": [1], "max_tokens": 2**31 - 1}, CONTEXT),
+    ],
+)
+def test_tokens_that_a_sequence_may_come_to_are_known_before_the_request_is_checked(
+    builder: RequestBuilder, inputs: dict[str, Any], most: int
+) -> None:
+    assert builder.most_tokens(read({}, json.dumps(inputs))) == most
+
+
 def test_job_speculation_empty_is_the_default_method(builder: RequestBuilder) -> None:
     assert built(builder, speculation="", speculation_config="").plan.method == DEPLOYMENT.default_speculation
 

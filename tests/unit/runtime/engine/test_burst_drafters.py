@@ -41,6 +41,7 @@ from tests.support.clients import until
 from tests.support.engines import LIMIT_S, make_paged
 from tests.support.heads import NUM_LAYERS, load, native_or_skip
 from tests.support.tiny_models import TINY, VOCAB_SIZE, make_tiny_target
+from tests.unit.orchestrator.proposers.test_native_methods import prediction_of
 from tests.unit.runtime.engine import test_runs
 from tests.unit.runtime.engine.test_runs import LIMITS, MAX_TOKENS, Served
 from tests.unit.runtime.engine.test_runs import both as run_and_loop
@@ -102,6 +103,7 @@ class Drafted(Served):
         dependencies = support.dependencies(
             vocab_size=VOCAB_SIZE,
             max_nodes=LIMITS.max_nodes,
+            prediction=prediction,
             drafter_client=lambda name: LocalDrafterClient(name, self.drafters[name], "", LIMIT_S),
         )
         return select_method(method, config, frozenset(self.drafters), {}).proposer(dependencies)
@@ -164,6 +166,7 @@ def test_native_steps_have_the_trees_and_the_text_of_single_steps(
 
 #: The members of random unions, with their parameters. A share of the nodes is smaller than what most of them want.
 MEMBERS = {
+    "predicted": {"draft_len": 5, "max_ngram": 3},
     "prompt_lookup": {"branches": 2, "draft_len": 6},
     "suffix": {"factor": 4.0, "min_prob": 0.0},
     "draft_model": {"draft_len": 9, "min_prob": 0},
@@ -176,7 +179,7 @@ MEMBERS = {
 
 def random_union(random: Random) -> tuple[str, str]:
     """Return a union of one or two methods that draft from tokens and at most one drafter, in any order."""
-    names = random.sample([*MEMBERS][:2], random.choice((1, 2))) + [random.choice(["draft_model", *[*MEMBERS][2:]])]
+    names = random.sample([*MEMBERS][:3], random.choice((1, 2))) + [random.choice(["draft_model", *[*MEMBERS][3:]])]
     random.shuffle(names)
     caps = {name: {"max_nodes": random.randint(2, 9)} for name in names if random.random() < 0.3 and name != "medusa"}
     members = {name: MEMBERS[name] | caps.get(name, {}) for name in names}
@@ -208,11 +211,11 @@ def test_native_code_merges_the_trees_of_random_unions_as_python_does(
     monkeypatch.setattr(TargetEngine, "_burst", short)
     if random.random() < 0.5:
         monkeypatch.setitem(drafted.drafters, "draft", other_draft_model)
-    run = RunOptions(method, config, LIMITS, stop.min_tokens, tuple(stop.ids))
+    sampling = random.choice(SAMPLINGS)
+    prediction = prediction_of(random, drafted.tell(target, 60, "none", sampling)[0].ids, VOCAB_SIZE)
+    run = RunOptions(method, config, LIMITS, stop.min_tokens, tuple(stop.ids), prediction)
     drafted.burst_tokens.clear()
-    in_run, by_step = run_and_loop(
-        drafted, target, (method, config), random.choice(SAMPLINGS), stop, StepOptions(), run
-    )
+    in_run, by_step = run_and_loop(drafted, target, (method, config), sampling, stop, StepOptions(), run)
     assert in_run == by_step
     assert drafted.burst_tokens, "no step ran in native code"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,15 @@ from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.tree import MAX_NODES
 from orchestrator.core.types import StepOptions
 from orchestrator.generation.text import FinishReason, StopRule
+from orchestrator.proposers import native_methods
 from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.registry import select_method
+from orchestrator.wire.run import RunOptions
+from runtime.engine import runs
 from tests.support import decode as support
 from tests.support.cost_models import cost_model_of
 from tests.support.tiny_models import VOCAB_SIZE
+from tests.unit.orchestrator.proposers.test_native_methods import prediction_of
 from tests.unit.runtime.engine.test_runs import LIMITS, MAX_TOKENS, Served, both, run_of
 
 #: The name that the trace has of the sources of drafts, by the method and its parameters.
@@ -65,6 +70,7 @@ class Drafted(Served):
         dependencies = support.dependencies(
             vocab_size=VOCAB_SIZE,
             max_nodes=LIMITS.max_nodes,
+            prediction=prediction,
             estimates=AcceptanceEstimates(),
             step_costs=FreeRows(lambda: 0.0),
         )
@@ -103,6 +109,29 @@ def test_steps_run_together_have_the_trees_and_the_text_of_single_steps(
     stop = StopRule(MAX_TOKENS, frozenset({free[0].ids[-3]}))
     in_run, by_step = both(drafted, folder, method, sampling, stop, StepOptions())
     assert in_run == by_step and by_step[1]["finish"] is FinishReason.STOP
+
+
+@pytest.mark.parametrize("config", ['{"draft_len": 4}', '{"max_ngram": 1}'])
+@pytest.mark.parametrize("method", ("predicted", "predicted+suffix", "prompt_lookup+predicted"))
+@pytest.mark.parametrize("seed", range(6))
+def test_steps_that_follow_a_prediction_have_the_trees_of_the_reference(
+    drafted: Drafted, folder: Path, method: str, config: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HOLD_S", "MAX_HOLD_S"):
+        monkeypatch.setattr(runs, name, 2.0)  # otherwise bursts have only a few steps on a busy machine
+    # Three steps ahead of the caller, bursts and single steps alternate.
+    monkeypatch.setattr("runtime.engine.run.MAX_AHEAD", 3 if seed % 2 else 64)
+    sampling, stop = SAMPLINGS[seed % 3], StopRule(MAX_TOKENS)
+    text = drafted.tell(folder, 400, "none", sampling, stop)[0].ids
+    prediction = prediction_of(Random(seed), text, VOCAB_SIZE)
+    config = config if method == "predicted" else f'{{"predicted": {config}}}'
+    run = RunOptions(method, config, LIMITS, stop.min_tokens, (), prediction)
+    drafted.burst_tokens.clear()
+    in_run, by_step = both(drafted, folder, (method, config), sampling, stop, StepOptions(), run)
+    assert drafted.burst_tokens, "no steps ran in native code"
+    monkeypatch.setattr(native_methods, "native_predicted", lambda *_: None)
+    assert in_run == by_step == drafted.generate_text(folder, 401, sampling, run, stop)
+    assert in_run[0].ids == text
 
 
 def test_many_runs_at_once_with_drafts_and_without_tell_what_each_tells_alone(drafted: Drafted, folder: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator.triton import admission as module
 from orchestrator.triton.admission import Admission
+from orchestrator.triton.tenants import NO_LIMITS
 from tests.support.admission import Crowd, ScriptedRequest, occupied
 from tests.support.hanging import WAIT_S, until
 
@@ -77,7 +78,7 @@ def test_admission_a_request_that_is_larger_than_limits_lowered_since_is_refused
 ) -> None:
     """It was read with the settings before a reload; nothing would ever begin after it."""
     admission, crowd = make(4, 5), Crowd()
-    admission.resize(2, 5, None)
+    admission.resize(2, 5, NO_LIMITS)
     large = ScriptedRequest(crowd)
     large.num_slots = 4
     assert not admission.admit(large)
@@ -286,7 +287,7 @@ def test_limits_can_be_changed_while_requests_run(tmp_path: Path, shared: bool) 
     running = [ScriptedRequest(crowd, number, gate=gate) for number in range(3)]
     assert all(map(admission.admit, running))
     until(lambda: crowd.num_running == 3)
-    admission.resize(1, 1, None)
+    admission.resize(1, 1, NO_LIMITS)
     waiting = ScriptedRequest(crowd, 3)
     assert admission.admit(waiting) and not admission.admit(ScriptedRequest(crowd, 5)), "one may wait, and no second"
     gate.set()
@@ -295,7 +296,7 @@ def test_limits_can_be_changed_while_requests_run(tmp_path: Path, shared: bool) 
     last = [ScriptedRequest(crowd, number, gate=gate) for number in (6, 7)]
     assert all(map(admission.admit, last))
     until(lambda: crowd.num_running == 1)
-    admission.resize(2, 8, None)
+    admission.resize(2, 8, NO_LIMITS)
     gate.set()
     assert all(request.ended.wait(WAIT_S) for request in last)
     assert admission.close(WAIT_S)
@@ -307,7 +308,7 @@ def test_a_waiting_request_that_could_never_begin_any_more_is_given_up() -> None
     running, large = ScriptedRequest(crowd, 0, gate=gate), ScriptedRequest(crowd, 1)
     large.num_slots = 2
     assert admission.admit(running) and admission.admit(large)
-    admission.resize(1, 8, None)
+    admission.resize(1, 8, NO_LIMITS)
     assert large.reasons == ["full"] and not large.num_runs
     gate.set()
     assert admission.close(WAIT_S)

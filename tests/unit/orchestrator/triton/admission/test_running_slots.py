@@ -12,13 +12,16 @@ from pathlib import Path
 import pytest
 
 from orchestrator.triton.admission import Admission
-from orchestrator.triton.running_slots import SharedRunningSlots, Taking
+from orchestrator.triton.running_slots import RunningSlots, SharedRunningSlots
+from orchestrator.triton.tenants import NO_LIMITS, Taking, TenantLimits
 from tests.support.admission import Crowd, ScriptedRequest, occupied
 from tests.support.hanging import WAIT_S, until
 
+TWO = TenantLimits(slots=2)
+
 
 def test_a_tenant_has_one_limit_in_all_processes_and_a_killed_one_holds_none(tmp_path: Path) -> None:
-    here, there = SharedRunningSlots(tmp_path, 6, 2), SharedRunningSlots(tmp_path, 6, 2)
+    here, there = SharedRunningSlots(tmp_path, 6, TWO), SharedRunningSlots(tmp_path, 6, TWO)
     assert here.take(1, "x") is Taking.TAKEN and there.take(1, "x") is Taking.TAKEN
     assert here.take(1, "x") is there.take(1, "x") is Taking.TENANT_AT_LIMIT
     assert there.take(2, "y") is Taking.TAKEN and here.take(1, "y") is Taking.TENANT_AT_LIMIT
@@ -28,16 +31,73 @@ def test_a_tenant_has_one_limit_in_all_processes_and_a_killed_one_holds_none(tmp
 
 
 def test_a_tenant_limit_that_a_reload_sets_counts_the_places_that_were_taken_without_one(tmp_path: Path) -> None:
-    here, there = SharedRunningSlots(tmp_path, 6, 2), SharedRunningSlots(tmp_path, 6, 2)
+    here, there = SharedRunningSlots(tmp_path, 6, TWO), SharedRunningSlots(tmp_path, 6, TWO)
     assert here.take(2, "a") is Taking.TAKEN
     here.give_back(2, "a")
     for slots in (here, there):
-        slots.resize(6, None)
+        slots.resize(6, NO_LIMITS)
     assert here.take(2, "b") is Taking.TAKEN
     for slots in (here, there):
-        slots.resize(6, 2)
+        slots.resize(6, TWO)
     assert there.take(1, "b") is Taking.TENANT_AT_LIMIT, "it holds two slots in the other process"
     assert there.take(2, "a") is Taking.TAKEN, "it held slots before, but holds none now"
+
+
+def test_a_tenant_has_one_limit_of_tokens_in_all_processes(tmp_path: Path) -> None:
+    limits = TenantLimits(tokens=100)
+    here, there = SharedRunningSlots(tmp_path, 6, limits), SharedRunningSlots(tmp_path, 6, limits)
+    assert here.take(1, "x", 60) is Taking.TAKEN and there.take(1, "x", 40) is Taking.TAKEN
+    assert here.take(1, "x", 1) is there.take(1, "x", 1) is Taking.TENANT_AT_LIMIT
+    assert there.take(1, "y", 100) is Taking.TAKEN and here.take(1, "y", 1) is Taking.TENANT_AT_LIMIT
+    here.give_back(1, "x", 60)
+    here.keep_turns_of(())
+    assert there.take(3, "x", 21) is Taking.TENANT_AT_LIMIT
+    assert there.take(3, "x", 20) is Taking.TAKEN
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_tokens_that_are_given_back_can_be_taken_again(tmp_path: Path, is_shared: bool) -> None:
+    limits = TenantLimits(tokens=100)
+    slots = SharedRunningSlots(tmp_path, 6, limits) if is_shared else RunningSlots(6, limits)
+    assert slots.take(1, "x", 60) is Taking.TAKEN and slots.take(2, "x", 20) is Taking.TAKEN
+    slots.give_back(2, "x", 20)
+    assert slots.take(1, "x", 41) is Taking.TENANT_AT_LIMIT and slots.take(1, "x", 40) is Taking.TAKEN
+    slots.give_back(1, "x", 60)
+    assert slots.take(3, "x", 20) is Taking.TAKEN
+
+
+def test_a_limit_of_tokens_that_a_reload_sets_counts_the_slots_that_were_taken_without_one(tmp_path: Path) -> None:
+    here, there = SharedRunningSlots(tmp_path, 6), SharedRunningSlots(tmp_path, 6)
+    assert here.take(2, "x", 30) is Taking.TAKEN
+    for slots in (here, there):
+        slots.resize(6, TenantLimits(tokens=100))
+    assert there.take(1, "x", 41) is Taking.TENANT_AT_LIMIT
+    there.keep_turns_of(())
+    assert here.take(1, "x", 40) is Taking.TAKEN
+
+
+def test_a_process_keeps_the_turn_of_a_tenant_until_its_request_is_served_or_gone(tmp_path: Path) -> None:
+    here, there = SharedRunningSlots(tmp_path, 6, TWO), SharedRunningSlots(tmp_path, 6, TWO)
+    assert there.take(1, "x") is Taking.TAKEN and here.take(2, "x") is Taking.TENANT_AT_LIMIT
+    assert there.take(1, "x") is Taking.TENANT_AT_LIMIT, "it would fit, but a request here waits for longer"
+    assert there.take(2, "y") is Taking.TAKEN, "another tenant has a turn of its own"
+    here.keep_turns_of(["y"])
+    assert there.take(1, "x") is Taking.TAKEN, "nobody waits here any more"
+    there.give_back(1, "x")
+    assert here.take(2, "x") is Taking.TENANT_AT_LIMIT
+    there.give_back(1, "x")
+    assert here.take(2, "x") is Taking.TAKEN
+
+
+def test_processes_in_which_a_tenant_always_waits_take_turns(tmp_path: Path) -> None:
+    here, there = SharedRunningSlots(tmp_path, 6, TWO), SharedRunningSlots(tmp_path, 6, TWO)
+    assert here.take(2, "x") is Taking.TAKEN and here.take(1, "x") is Taking.TENANT_AT_LIMIT
+    here.give_back(2, "x")
+    assert here.take(2, "x") is Taking.TAKEN and here.take(1, "x") is Taking.TENANT_AT_LIMIT
+    assert there.take(1, "x") is Taking.TENANT_AT_LIMIT
+    here.give_back(2, "x")
+    assert here.take(1, "x") is Taking.TENANT_AT_LIMIT, "the other process has the turn now"
+    assert there.take(1, "x") is Taking.TAKEN
 
 
 @pytest.fixture
@@ -104,18 +164,51 @@ def test_shared_places_request_that_needs_several_is_not_starved_by_another_proc
     assert crowd.began[-2:] == [1, 2]
 
 
+def test_wide_request_of_a_tenant_at_its_limit_is_not_starved_by_its_narrow_ones_to_the_other_process(
+    tmp_path: Path,
+) -> None:
+    pair = Admission(6, 300, tmp_path, TWO), Admission(6, 300, tmp_path, TWO)
+    crowd, gates = Crowd(), [threading.Event() for _ in range(3)]
+    assert all(pair[0].admit(ScriptedRequest(crowd, 0, gate=gate)) for gate in gates[:2])
+    wide, narrow = ScriptedRequest(crowd, 1), ScriptedRequest(crowd, 2, gate=gates[2])
+    wide.num_slots = 2
+    assert pair[1].admit(wide)
+    gates[0].set()
+    until(lambda: pair[0].num_running == 1)
+    assert pair[0].admit(narrow) and narrow.num_runs == 0, "it came after the wide one"
+    for gate in gates[1:]:
+        gate.set()
+    assert wide.ended.wait(WAIT_S) and narrow.ended.wait(WAIT_S)
+    assert crowd.began[-2:] == [1, 2]
+    assert all(admission.close(WAIT_S) for admission in pair)
+
+
+def test_the_turn_of_a_tenant_ends_with_its_request_that_was_given_up(tmp_path: Path) -> None:
+    pair = Admission(6, 300, tmp_path, TWO), Admission(6, 300, tmp_path, TWO)
+    crowd, gate = Crowd(), threading.Event()
+    assert pair[0].admit(ScriptedRequest(crowd, 0, gate=gate))
+    wide, narrow = ScriptedRequest(crowd, 1), ScriptedRequest(crowd, 2)
+    wide.num_slots = 2
+    assert pair[1].admit(wide) and pair[0].admit(narrow) and narrow.num_runs == 0
+    wide.cancelled = True
+    assert narrow.ended.wait(WAIT_S) and wide.reasons == ["cancelled"]
+    gate.set()
+    assert all(admission.close(WAIT_S) for admission in pair)
+
+
 def test_shared_places_of_a_process_that_was_killed_are_free_again(tmp_path: Path) -> None:
     code = (
         "import pathlib, time\n"
         "from orchestrator.triton.running_slots import SharedRunningSlots\n"
-        f"slots = SharedRunningSlots(pathlib.Path({str(tmp_path)!r}), 2)\n"
-        "print(slots.take(2).name, slots.take(1).name, flush=True)\n"
+        "from orchestrator.triton.tenants import TenantLimits\n"
+        f"slots = SharedRunningSlots(pathlib.Path({str(tmp_path)!r}), 2, TenantLimits(tokens=3))\n"
+        "print(slots.take(2, num_tokens=2).name, slots.take(1, 'x').name, slots.take(1).name, flush=True)\n"
         "time.sleep(60)\n"
     )
     other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert other.stdout and other.stdout.readline() == "TAKEN TOO_FEW\n"
-    slots = SharedRunningSlots(tmp_path, 2)
-    assert slots.take(1) is Taking.TOO_FEW
+    assert other.stdout and other.stdout.readline() == "TAKEN TOO_FEW TENANT_AT_LIMIT\n"
+    slots = SharedRunningSlots(tmp_path, 2, TenantLimits(tokens=3))
+    assert slots.take(1) is Taking.TENANT_AT_LIMIT and slots.take(1, "x") is Taking.TOO_FEW
     other.kill()
     other.communicate(timeout=WAIT_S)
     assert slots.take(2) is Taking.TAKEN and slots.take(1) is Taking.TOO_FEW

@@ -39,3 +39,7 @@ def test_a_refusal_tells_whether_another_salt_may_have_room() -> None:
     shared = queue_full(config.model_copy(update={"max_running_per_salt": 1}), 4)
     assert public_text(shared).startswith("full_for_salt: ")
     assert ReplicaFull(str(shared)).retry_after_s == 4
+    assert public_text(queue_full(config.model_copy(update={"max_running_tokens_per_salt": 9}), 4)) == (
+        "full_for_salt: 2 requests run and 3 wait; try again in 4 s "
+        "(max_running, max_waiting, max_running_tokens_per_salt in the deployment file)"
+    )

@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator.triton import admission as module
 from orchestrator.triton.admission import Admission
+from orchestrator.triton.tenants import TenantLimits
 from tests.support.admission import Crowd, ScriptedRequest, occupied
 from tests.support.hanging import WAIT_S, until
 
@@ -68,7 +69,7 @@ def test_an_urgent_request_takes_the_place_of_the_last_in_a_full_queue(make: Cal
 @pytest.fixture(params=["own slots", "shared slots"])
 def fair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Admission]:
     """Four slots, two at most of a tenant."""
-    admission = Admission(4, 4, tmp_path / "slots" if request.param == "shared slots" else None, tenant_limit=2)
+    admission = Admission(4, 4, tmp_path / "slots" if request.param == "shared slots" else None, TenantLimits(slots=2))
     yield admission
     assert admission.close(WAIT_S)
 
@@ -111,3 +112,45 @@ def test_a_full_queue_takes_the_last_request_of_the_tenant_that_has_the_most(fai
     assert not fair.admit(request_of(crowd, 8, tenant="greedy"))
     gate.set()
     assert modest.ended.wait(WAIT_S) and all(request.ended.wait(WAIT_S) for request in greedy)
+
+
+@pytest.fixture(params=["own slots", "shared slots"])
+def frugal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Admission]:
+    """Four slots, a hundred tokens at most of a tenant."""
+    folder = tmp_path / "slots" if request.param == "shared slots" else None
+    admission = Admission(4, 4, folder, TenantLimits(tokens=100))
+    yield admission
+    assert admission.close(WAIT_S)
+
+
+def test_a_tenant_whose_requests_come_to_too_many_tokens_waits_and_the_others_pass_it(frugal: Admission) -> None:
+    crowd, gate = Crowd(), threading.Event()
+    first, second, third = (request_of(crowd, number, tenant="greedy", gate=gate) for number in range(3))
+    first.num_tokens, second.num_tokens, third.num_tokens = 60, 40, 1
+    rest = [request_of(crowd, 3 + number, tenant="greedy") for number in range(3)]
+    other = request_of(crowd, 9, tenant="modest", gate=gate)
+    other.num_slots, other.num_tokens = 2, 50
+    assert all(frugal.admit(request) for request in (first, second, third, other))
+    until(lambda: crowd.num_running == 3)
+    assert (third.num_runs, other.num_runs) == (0, 1)
+    assert all(frugal.admit(request) for request in rest)
+    assert frugal.num_waiting == 4 and not frugal.would_refuse(), "it depends on whose request comes"
+    gate.set()
+    assert all(request.ended.wait(WAIT_S) for request in (first, second, third, other, *rest))
+
+
+def test_a_request_of_more_tokens_than_a_tenant_may_have_runs_when_no_other_of_its_tenant_does(
+    frugal: Admission,
+) -> None:
+    crowd, gates = Crowd(), [threading.Event(), threading.Event()]
+    small = request_of(crowd, 0, tenant="greedy", gate=gates[0])
+    large = request_of(crowd, 1, tenant="greedy", gate=gates[1])
+    late = request_of(crowd, 2, tenant="greedy")
+    large.num_slots, large.num_tokens = 2, 1000
+    assert all(frugal.admit(request) for request in (small, large, late))
+    assert (large.num_runs, late.num_runs) == (0, 0)
+    gates[0].set()
+    until(lambda: large.num_runs == 1)
+    assert late.num_runs == 0
+    gates[1].set()
+    assert large.ended.wait(WAIT_S) and late.ended.wait(WAIT_S)

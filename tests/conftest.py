@@ -1,0 +1,8 @@
+"""No test is timed by hypothesis: a loaded machine may stop any of them for seconds (docs/figures/tests_under_load.md)."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
