@@ -238,3 +238,11 @@ def test_a_step_waits_for_its_tokens_only(
         with traffic.counted():
             texts.step([tree] * number)
             assert len(traffic.waits) == len(waits), traffic.waits
+
+
+@pytest.mark.parametrize("draws", [False, True], ids=["ranked", "sampled"])
+def test_the_draft_model_s_trees_are_those_of_the_cpu_with_a_wait_for_each_level(root: Path, draws: bool) -> None:
+    options = SHAPES["dynamic"] | {"draws": draws}
+    found, num_waits, depth = drafts_on(root, "cuda:1", "float64", "draft", **options)
+    assert found == drafts_on(root, "cpu", "float64", "draft", **options)[0]
+    assert num_waits == LEVELS["dynamic"] and depth > 1
