@@ -202,7 +202,7 @@ PLANTED = [
     PlantedBug(recovery_from_p, "replays", DRAWN, {(REJECTION, "decision"), (BLOCK, "decision")}),
     PlantedBug(residual_not_renormalised, "replays", TREES, {(REJECTION, "decision")}, prompts=8),
     PlantedBug(sibling_not_removed, "replays", TREES, {(REJECTION, "decision")}),
-    PlantedBug(token_chances_in_block, "replays", DRAWN, {(BLOCK, "decision")}),
+    PlantedBug(token_chances_in_block, "replays", DRAWN, {(BLOCK, "decision")}, prompts=8),
     PlantedBug(block_noise_by_position_alone, "replays", DRAWN, {(BLOCK, "decision")}),
     PlantedBug(bonus_from_the_wrong_node, "replays", DRAWN, {(REJECTION, "decision"), (BLOCK, "decision")}),
     PlantedBug(siblings_count_as_said, "replays", TREES, {(REJECTION, "decision")}),
