@@ -40,6 +40,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "draft_model 1": ("draft_model", {"draft_len": 1}),
     "draft_model 4": ("draft_model", {**FIXED, "draft_len": 4}),
     "draft_model 8": ("draft_model", {**FIXED, "draft_len": 8}),
+    "draft_model tree": ("draft_model", {**FIXED, "draft_len": 4, "top_k": 3, "max_nodes": 12}),
     "medusa": ("medusa", {}),
     "medusa leaves": ("medusa", {**FIXED, "choices": [[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]]}),
     "medusa chain": ("medusa", {**FIXED, "choices": [[0, 0, 0]]}),

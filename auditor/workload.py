@@ -11,13 +11,16 @@ from auditor.settings import inputs_of
 from orchestrator.core.sampling_params import OUR_RULES, Rule
 
 #: Settings of auditor/settings.py: chains and trees, deterministic and sampled drafts.
-SETTINGS = ("none", "prompt_lookup", "ngram", "draft_model 4", "prompt_lookup branches", "suffix wide", "lookahead")
+SETTINGS = (
+    "none", "prompt_lookup", "ngram", "draft_model 4", "draft_model tree", "prompt_lookup branches", "suffix wide",
+    "lookahead",
+)  # fmt: skip
 #: Settings whose drafters read hidden states, which only a server has; their drafts are deterministic trees.
 HEADS = ("medusa leaves", "eagle narrow", "eagle2 small", "eagle3 small", "redrafter 2 3", "prompt_lookup+eagle2 8")
 #: Settings whose drafts are always chains, the only trees that the rule `block` accepts.
 CHAINS = ("none", "prompt_lookup", "ngram", "draft_model 4")
 #: Settings whose drafts are sampled from a q: a wrong rule would change the distribution of their texts.
-SAMPLED_SETTINGS = ("draft_model 4", "ngram", "prompt_lookup branches")
+SAMPLED_SETTINGS = ("draft_model 4", "draft_model tree", "ngram", "prompt_lookup branches")
 
 SAMPLINGS: dict[str, Options] = {
     "greedy": {},

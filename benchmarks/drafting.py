@@ -35,7 +35,7 @@ from runtime.engine.calls import EngineCall
 from runtime.engine.draft import DraftEngine
 from runtime.engine.paged import PagedModel
 from runtime.heads.build_heads import load_engine
-from runtime.heads.engines import base, eagle, trees
+from runtime.heads.engines import eagle, levels, trees
 from runtime.kv.batch import Segment
 from runtime.model import fused
 from runtime.model.load import load_model
@@ -87,7 +87,7 @@ def split(watch: Stopwatch, engine: Any) -> Iterator[None]:
     timed = [
         (fused.PackedLinear, "forward", "products"),
         (eagle, "paged_tree_attention", "attention"),
-        (base, "rank", "selection"),
+        (levels, "rank", "selection"),
         *((kind, name, "selection") for kind in (trees.DynamicTree, trees.StaticTree)
           for name in ("add_children", "token_tree")),
     ]  # fmt: skip

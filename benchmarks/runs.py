@@ -1,9 +1,10 @@
 """`python -m benchmarks.runs`: tokens per second of methods and their settings in one process, without the server.
 
 The engine runs the steps as it does in the Triton model `target`, with the deployment's drafters in the same
-process. The settings take turns on each prompt, and every text must equal that of the first setting. With --users, as
-many users share the passes: each streams one text after another, behind cached prompts, while the settings take turns
-every few seconds. What Triton, the loop and a client cost is not included: `make bench` and `make load` measure it.
+process. The settings take turns on each prompt, and under `coupled` every text must equal that of the first setting.
+With --users, as many users share the passes: each streams one text after another, behind cached prompts, while the
+settings take turns every few seconds. What Triton, the loop and a client cost is not included: `make bench` and
+`make load` measure it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import ServingError
 from orchestrator.core.proposal import Step
-from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.sampling_params import OUR_RULES, Rule, Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import StepOptions
 from orchestrator.deployment.checkpoint import read_checkpoint
@@ -146,15 +147,21 @@ def measure(engine: Engine, prompts: Sequence[Sequence[int]], args: argparse.Nam
     """Return the tally of each setting; the first round is a warm-up. Raises SystemExit if a text differs."""
     tallies = {setting: Tally() for setting in args.settings}
     texts: dict[int, list[int]] = {}
-    sampling = Sampling(args.temperature, seed=args.seed)
     for number in range(args.rounds + 1):
+        sampling = _sampling(args, number)
         for place, prompt in enumerate(prompts):
             for setting in args.settings:
                 tally = tallies[setting] if number else Tally()
                 text = engine.generate(prompt, setting, sampling, args.max_tokens, tally)
-                if text != texts.setdefault(place, text):
+                if sampling.rule is Rule.COUPLED and text != texts.setdefault(place, text):
                     sys.exit(f"prompt {place}: {setting} has another text than {args.settings[0]}")
     return tallies
+
+
+def _sampling(args: argparse.Namespace, number: int = 0) -> Sampling:
+    """Return the sampling of a round; under a rule whose text depends on the drafts, each round has its own seed."""
+    rule = Rule(args.rule)
+    return Sampling(args.temperature, seed=args.seed + (number if rule is not Rule.COUPLED else 0), rule=rule)
 
 
 def measure_shared(engine: Engine, prompts: Sequence[Sequence[int]], args: argparse.Namespace) -> Mapping[str, Tally]:
@@ -177,7 +184,7 @@ def _window(
     texts: dict[int, list[int]],
 ) -> Tally:
     """Return what all users have got of a setting in `args.seconds`; texts: those known so far, by prompt."""
-    sampling, places = Sampling(args.temperature, seed=args.seed), itertools.cycle(range(len(prompts)))
+    sampling, places = _sampling(args), itertools.cycle(range(len(prompts)))
     began_s, whole = time.perf_counter(), Tally()
 
     def stream() -> Tally:
@@ -185,7 +192,7 @@ def _window(
         while time.perf_counter() < began_s + args.seconds:
             place = next(places)
             text = engine.generate(prompts[place], setting, sampling, args.max_tokens, tally, "shared")
-            if text != texts.setdefault(place, text):
+            if sampling.rule is Rule.COUPLED and text != texts.setdefault(place, text):
                 sys.exit(f"prompt {place}: {setting} has another text than an earlier one")
         return tally
 
@@ -208,6 +215,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=4.0, help="of a setting's turn with --users (%(default)s)")
     parser.add_argument("--tasks", nargs="*", default=TASKS, help="(%(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0)
+    rules = [rule.value for rule in OUR_RULES]
+    parser.add_argument("--rule", choices=rules, default=Rule.COUPLED.value, help="acceptance rule (%(default)s)")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args(arguments)
     prompts = held_out_prompts(args.config, args.tasks, args.num_prompts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,19 @@ P_WINDOWS = 8
 
 def measure_sharpness(head: nn.Module, target: FrozenTarget, greedy: Recorded, stream: Tokens) -> Sharpness:
     """Return the sharpness that fits a head. greedy: the target's continuations. stream: (n,), held-out text."""
+    return Sharpness(argmax_sharpness(head, greedy), sampled_sharpness(head, _windows(target, stream)))
+
+
+def measure_draft_model(draft: FrozenTarget, target: FrozenTarget, greedy: Recorded, stream: Tokens) -> Sharpness:
+    """Return the sharpness that fits a draft model; greedy and stream as for a head."""
+    pairs = ((draft.model(batch.tokens[:, :-1]).logits, batch.p) for batch in _windows(target, stream))
+    return Sharpness(draft_model_sharpness(draft, greedy), rejected_share(pairs))
+
+
+def _windows(target: FrozenTarget, stream: Tokens) -> Iterator[Batch]:
+    """Yield windows of text with the target's p."""
     length = min(measure.WINDOW, len(stream) - 1)
-    windows = (target.read(window.to(target.device)) for window in spread_windows(stream, P_WINDOWS, length))
-    return Sharpness(argmax_sharpness(head, greedy), sampled_sharpness(head, windows))
+    return (target.read(window.to(target.device)) for window in spread_windows(stream, P_WINDOWS, length))
 
 
 @torch.no_grad()
@@ -66,7 +76,7 @@ def argmax_sharpness(head: nn.Module, greedy: Recorded) -> float:
 
 @torch.no_grad()
 def draft_model_sharpness(draft: FrozenTarget, greedy: Recorded) -> float:
-    """Return the same for a draft model, whose logits along the text are those of drafts that are right so far."""
+    """Return this divisor for a draft model, whose logits along the text are those of drafts that are right so far."""
     scores = torch.zeros(len(TRIED))
     for batch in greedy.batches:
         logits = draft.model(batch.tokens[:, :-1]).logits[:, greedy.first :].float()
@@ -85,23 +95,33 @@ def brier_scores(best: Tensor, is_right: Tensor) -> Tensor:
     return torch.stack([(each - guesses).square().sum().cpu() for each in confidences])
 
 
-@torch.no_grad()
 def sampled_sharpness(head: nn.Module, batches: Iterable[Batch]) -> float:
+    """Return the `rejected_share` of a head over all depths. batches: with the target's p."""
+
+    def pairs() -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in batches:
+            roots = all_rows(batch.num_rows, DEPTH, batch.last.device)
+            ids: Tensor | None = getattr(head, "ids", None)
+            p = batch.p if ids is None else batch.p[..., ids]
+            for depth, logits in enumerate(draft_logits(head, batch, roots, DEPTH), start=1):
+                yield logits, roots.take(p, depth)
+
+    return rejected_share(pairs())
+
+
+@torch.no_grad()
+def rejected_share(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
     """Return κ such that the mean of κ · (1 − Σ q²) is that of 1 − Σ min(p, q), the rejection rate of samples of q.
 
-    batches: with the target's p. q: over the head's MAX_CANDIDATES best tokens, at temperature 1.
+    pairs: the drafter's logits and p, (B, n, V) each. q: over the MAX_CANDIDATES best tokens, at temperature 1.
     """
     rejected = doubted = 0.0
-    for batch in batches:
-        roots = all_rows(batch.num_rows, DEPTH, batch.last.device)
-        ids: Tensor | None = getattr(head, "ids", None)
-        p = batch.p if ids is None else batch.p[..., ids]
-        for depth, logits in enumerate(draft_logits(head, batch, roots, DEPTH), start=1):
-            best = logits.float().topk(min(MAX_CANDIDATES, logits.shape[-1]), dim=-1)
-            q = best.values.softmax(-1)
-            accepted = torch.minimum(q, roots.take(p, depth).gather(-1, best.indices)).sum(-1)
-            rejected += float((1.0 - accepted).sum())
-            doubted += float((1.0 - q.square().sum(-1)).sum())
+    for logits, p in pairs:
+        best = logits.float().topk(min(MAX_CANDIDATES, logits.shape[-1]), dim=-1)
+        q = best.values.softmax(-1)
+        accepted = torch.minimum(q, p.gather(-1, best.indices)).sum(-1)
+        rejected += float((1.0 - accepted).sum())
+        doubted += float((1.0 - q.square().sum(-1)).sum())
     return round(min(max(rejected / doubted if doubted else 1.0, LEAST), 1.0), 3)
 
 
@@ -141,7 +161,7 @@ def main(arguments: list[str] | None = None) -> None:
     greedy = record_greedy(target, text.held_out, options.windows)
     if options.kind == DRAFT_MODEL:
         draft = load_target(str(options.folder), options.device, reads_layers=False)
-        found = Sharpness(draft_model_sharpness(draft, greedy))
+        found = measure_draft_model(draft, target, greedy, text.held_out)
     else:
         device = torch.device(options.device)
         head = load_head(options.kind, str(options.folder), options.target, torch.float32, device)

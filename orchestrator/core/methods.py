@@ -79,7 +79,7 @@ class Method:
 #: Methods that cannot be members of a union, and why.
 _ALONE = {"none": "it proposes nothing", "auto": "it chooses among proposers itself"}
 _HEAD = Method(
-    "head", "drafters:HeadProposer", "drafters:StaticConfig", branches="a tree", hidden_states=HiddenStates.LAST
+    "head", "drafters:HeadProposer", "drafter_configs:StaticConfig", branches="a tree", hidden_states=HiddenStates.LAST
 )
 _EAGLE = replace(_HEAD, drafter="eagle", reads_every_state=True)
 _ALL = (
@@ -106,14 +106,21 @@ _ALL = (
     Method("jacobi", "jacobi:Jacobi", "jacobi:JacobiConfig", target_tokens=True),
     Method("recycling", "recycling:Recycling", "recycling:RecyclingConfig", branches="a tree", num_node_top=8),
     Method("predicted", "native_methods:predicted", "predicted:PredictedConfig"),
-    Method("draft_model", "drafters:DraftModel", "drafters:DraftModelConfig", drafter="draft", engine_config=_AS_BUILT),
+    Method(
+        "draft_model",
+        "drafters:DraftModel",
+        "drafter_configs:DraftModelConfig",
+        drafter="draft",
+        branches="top_k above 1",
+        engine_config=_AS_BUILT,
+    ),
     replace(_HEAD, name="medusa", drafter="medusa", build_mode="medusa", engine_config=_AS_BUILT),
     replace(_EAGLE, name="eagle", build_mode="eagle", engine_config="engine_side:EngineSideEagleConfig"),
-    replace(_EAGLE, name="eagle2", config="drafters:DynamicConfig", build_mode="eagle", engine_config=_AS_BUILT),
+    replace(_EAGLE, name="eagle2", config="drafter_configs:DynamicConfig", build_mode="eagle", engine_config=_AS_BUILT),
     replace(
         _EAGLE,
         name="eagle3",
-        config="drafters:DynamicConfig",
+        config="drafter_configs:DynamicConfig",
         drafter="eagle3",
         hidden_states=HiddenStates.LAYERS,
         engine_config=_AS_BUILT,
@@ -121,7 +128,7 @@ _ALL = (
     replace(
         _HEAD,
         name="redrafter",
-        config="drafters:RedrafterConfig",
+        config="drafter_configs:RedrafterConfig",
         drafter="redrafter",
         build_mode="explicit_draft_tokens",
         engine_config=_AS_BUILT,

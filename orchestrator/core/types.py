@@ -206,7 +206,7 @@ class HeadInput:
     the path of the parent, and in a dynamic tree to a bound on the child's path that is known before its token is
     sampled.
     sharpness: how sure the drafter is of its guesses: 1 = as sure as its q, 0 = the value measured for the head.
-    Without choices and width, the head uses its own static tree.
+    Without choices and width, a head uses its own static tree, and a draft model drafts a chain.
     """
 
     features: Features | None = None

@@ -5,51 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Self
-
-from pydantic import Field, model_validator
 
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, NativeDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.static_trees import MAX_DEPTH, MAX_WIDTH
-from orchestrator.core.tree import MAX_NODES, TokenTree
+from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import NO_HEAD_INPUT, Acceptance, HeadInput, StepOptions
 from orchestrator.proposers.dependencies import ProposerDependencies
-from orchestrator.proposers.draft_sampling import DraftSamplingConfig
-from orchestrator.proposers.parameters import Adaptivity, Choices
+from orchestrator.proposers.drafter_configs import DraftModelConfig, HeadConfig
 from orchestrator.wire.drafter import DrafterUse
-
-#: The defaults of min_prob. On a CPU, an additional row takes about a quarter of a plain pass
-#: (docs/performance.md, min_prob), on a GPU little.
-MIN_PROB, MIN_PROB_OF_CHEAP_ROWS = 0.4, 0.2
-
-
-class DrafterConfig(DraftSamplingConfig):
-    """Parameters of all drafters. min_prob: how likely a path must seem to the drafter; None = depends on the device.
-
-    sharpness: how sure the drafter is of its guesses: 1 = as sure as its q, None = the measured value.
-    """
-
-    adaptive: Adaptivity = "shared"
-    min_prob: float | None = Field(None, ge=0.0, le=1.0)
-    sharpness: float | None = Field(None, ge=0.01, le=1.0)
-
-    def resolved(self, has_cheap_rows: bool) -> Self:
-        """Return the parameters with min_prob set. has_cheap_rows: additional rows hardly make a pass longer."""
-        default = MIN_PROB_OF_CHEAP_ROWS if has_cheap_rows else MIN_PROB
-        return self if self.min_prob is not None else self.model_copy(update={"min_prob": default})
-
-    @property
-    def shape(self) -> HeadInput:
-        """The drafter's input without hidden states."""
-        return HeadInput(min_prob=self.min_prob or 0.0, sharpness=self.sharpness or 0.0)
-
-
-class DraftModelConfig(DrafterConfig):
-    """draft_len: maximum tokens proposed (γ); the chain also ends after a path below min_prob."""
-
-    draft_len: int = Field(5, ge=1, le=MAX_NODES)
 
 
 class DrafterProposer(Proposer):
@@ -103,7 +67,7 @@ class DrafterProposer(Proposer):
 
 
 class DraftModel(DrafterProposer):
-    """A draft language model that proposes a chain in one call."""
+    """A draft language model that proposes a chain or a tree in one call."""
 
     def __init__(self, config: DraftModelConfig, dependencies: ProposerDependencies) -> None:
         super().__init__(dependencies)
@@ -111,110 +75,31 @@ class DraftModel(DrafterProposer):
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
         """Begin the call of the draft model."""
-        budget = self._of_chain(budget)
+        budget = self._of_draft(budget)
         if budget.max_nodes and not self._has_draft:
-            self._client.begin(context, self._config.draft_sampling(sampling), budget, self._config.shape)
+            self._client.begin(context, *self._call(sampling, budget))
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
-        """Return the draft model's chain of at most draft_len tokens."""
-        budget = self._of_chain(budget)
+        """Return the draft model's chain or tree, no deeper than draft_len."""
+        budget = self._of_draft(budget)
         if not budget.max_nodes:
             return Proposal.empty()
         if self._has_draft:
             return self._take_draft(budget)
-        response = self._client.propose(context, self._config.draft_sampling(sampling), budget, self._config.shape)
+        response = self._client.propose(context, *self._call(sampling, budget))
         self._use = self._client.use
         return Proposal(response.tree, (self.name,) * response.tree.num_nodes, response.q)
 
-    def _of_chain(self, budget: Budget) -> Budget:
-        """Return a chain's part of the budget; in a union, the next share of the nodes may be larger, the depth not."""
-        return Budget(budget.clipped(self._config.draft_len), min(self._config.draft_len, budget.max_depth))
+    def _call(self, sampling: Sampling, budget: Budget) -> tuple[Sampling, Budget, HeadInput]:
+        """Return what the draft model's call has besides the context."""
+        sampling = self._config.draft_sampling(sampling)
+        return sampling, budget, self._config.under(sampling, self._config.shape)
 
-
-class HeadConfig(DrafterConfig):
-    """Parameters of a drafting head. draws: under a rule that reads q, the nodes are sampled from it."""
-
-    max_nodes: int = Field(24, ge=0, le=MAX_NODES)
-    draws: bool = True
-
-    @property
-    def is_chain(self) -> bool:
-        """True when no node of the tree has siblings."""
-        shape = self.shape
-        return shape.choices.is_chain if shape.choices.num_nodes else shape.width == 1
-
-    @property
-    def num_levels(self) -> int:
-        """The maximum number of levels of the tree."""
-        return MAX_DEPTH
-
-    def under(self, sampling: Sampling, head: HeadInput) -> HeadInput:
-        """Return the head's input, which asks for sampling if the rule compares p with q. sampling: the draft's."""
-        return replace(head, draws=self.draws and sampling.rule.uses_q and not sampling.greedy)
-
-    def as_member(self) -> Self:
-        """Return the parameters for use beside other methods' drafts, where sampled drafts would lose their q."""
-        return self.model_copy(update={"draws": False})
-
-
-class StaticConfig(HeadConfig):
-    """choices: the tree, as all its nodes or as its leaf paths; empty = the best `max_nodes` nodes of the head's own.
-
-    Choices are cut only if max_nodes is set.
-    """
-
-    choices: Choices = TokenTree.bare()
-
-    @model_validator(mode="after")
-    def _make_room(self) -> Self:
-        """Allow as many nodes as the choices name, unless max_nodes is set."""
-        if self.choices.num_nodes and "max_nodes" not in self.model_fields_set:
-            object.__setattr__(self, "max_nodes", self.choices.num_nodes)
-        return self
-
-    @property
-    def shape(self) -> HeadInput:
-        """The static tree, and how likely its nodes must seem."""
-        return replace(super().shape, choices=self.choices)
-
-    @property
-    def num_levels(self) -> int:
-        """The maximum number of levels of the tree."""
-        return int(self.choices.depths.max()) or super().num_levels
-
-
-class DynamicConfig(HeadConfig):
-    """top_k: nodes that a level expands, and children of each. depth: maximum levels. max_nodes: nodes kept."""
-
-    top_k: int = Field(6, ge=1, le=MAX_WIDTH)
-    depth: int = Field(10, ge=1, le=MAX_DEPTH)
-
-    @property
-    def shape(self) -> HeadInput:
-        """How many nodes a level expands, and how likely they must seem."""
-        return replace(super().shape, width=self.top_k)
-
-    @property
-    def num_levels(self) -> int:
-        """The maximum number of levels of the tree."""
-        return self.depth
-
-
-class RedrafterConfig(HeadConfig):
-    """beams: width of the beam search. beam_len: tokens of a beam, the root not counted."""
-
-    beams: int = Field(5, ge=1, le=MAX_WIDTH)
-    beam_len: int = Field(5, ge=1, le=8)
-
-    @property
-    def shape(self) -> HeadInput:
-        """How many beams there are, and how likely they must seem."""
-        return replace(super().shape, width=self.beams)
-
-    @property
-    def num_levels(self) -> int:
-        """The maximum number of levels of the tree."""
-        return self.beam_len
+    def _of_draft(self, budget: Budget) -> Budget:
+        """Return the draft's share of a budget; in a union, the next share of nodes may be larger, the depth not."""
+        depth = min(self._config.draft_len, budget.max_depth)
+        length = budget.clipped(depth)
+        return Budget(length if self._config.is_chain or not length else budget.max_nodes, depth)
 
 
 class HeadProposer(DrafterProposer):

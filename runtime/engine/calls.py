@@ -18,6 +18,7 @@ from orchestrator.core.types import Acceptance, Distribution, DraftResponse
 from orchestrator.wire.context import Delta
 from orchestrator.wire.drafter import DraftRequest
 from orchestrator.wire.target import StepRequest
+from runtime.heads.engines.trees import GrowingTree
 from runtime.kv.sequences import CachedSequence, SequenceTable
 from runtime.native.decoding import Continuation, Draft
 
@@ -79,6 +80,19 @@ class DraftedChain:
     score: float = 0.0
 
 
+@dataclass(eq=False)
+class DraftedTree:
+    """A draft tree while it grows. q: the distribution that each candidate's children were sampled from, if any."""
+
+    tree: GrowingTree
+    q: dict[int, Distribution] = field(default_factory=dict)
+
+    def drafted(self) -> DraftResponse:
+        """Return the tree, and the distribution that each node was sampled from, if any."""
+        nodes, tree = self.tree.drafted(), self.tree.token_tree()
+        return DraftResponse(tree, tuple(self.q[self.tree.parents[node]] for node in nodes) if self.q else ())
+
+
 @dataclass
 class Progress:
     """Counters that an engine shares with its thread.
@@ -107,8 +121,8 @@ class Progress:
 class EngineCall(Generic[Request]):
     """A step or draft call. deadline_s: latest time of the answer, by time.monotonic().
 
-    sequence: set by the engine when it opens the call. finished: of a step, the steps of its burst so far. chain: of a
-    draft, what has been drafted so far.
+    sequence: set by the engine when it opens the call. finished: of a step, the steps of its burst so far. chain, tree:
+    of a draft, what has been drafted so far; tree is None for a chain.
     """
 
     request: Request
@@ -119,13 +133,15 @@ class EngineCall(Generic[Request]):
     answered: bool = field(default=False, init=False)
     finished: FinishedSteps | None = field(default=None, init=False)
     chain: DraftedChain = field(default_factory=DraftedChain, init=False)
+    tree: DraftedTree | None = field(default=None, init=False)
 
     def is_late(self, now_s: float) -> bool:
         """Return whether the call is late and may be refused.
 
         Once a token has been sampled it may not: how long the call took may depend on that token.
         """
-        return self.deadline_s <= now_s and not (self.chain.q or self.finished)
+        has_sampled = self.chain.q or (self.tree and self.tree.q)
+        return self.deadline_s <= now_s and not (has_sampled or self.finished)
 
     def reply(self, answer: Answer | ServingError) -> None:
         """Answer the call; called once. An error in `on_answer` is logged, so that it does not end the pass."""

@@ -1,4 +1,4 @@
-"""The draft engine: a small language model that proposes chains, under `coupled` with the target's own noise."""
+"""The draft engine: a small language model that drafts chains or trees, under `coupled` with the target's own noise."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import DraftResponse
 from orchestrator.sampling.sampled_drafts import sample_draft
 from orchestrator.wire.drafter import DraftRequest
-from runtime.engine.calls import DraftedChain, EngineCall
+from runtime.engine.calls import DraftedChain, DraftedTree, EngineCall
 from runtime.engine.paged import PagedEngine, PagedModel
+from runtime.heads.engines.levels import add_level, check_draws
 from runtime.heads.engines.ranking import rank
+from runtime.heads.engines.trees import DynamicTree
+from runtime.heads.sharpness import AS_SURE_AS_Q, Sharpness
 from runtime.kv.batch import Segment
 from runtime.native.chains import NativeChain
 from runtime.native.draft_calls import NativeDraft
@@ -29,26 +32,28 @@ from runtime.sampling.changes import Changes, processed
 from runtime.sampling.drafts import candidates
 from runtime.staging import staged
 
-#: Fraction of a call's time after which its chain gets no more tokens; the rest is for the current pass.
-CHAIN_SHARE = 0.5
+#: Fraction of a call's time after which its draft gets no more tokens; the rest is for the current pass.
+DRAFT_SHARE = 0.5
 
 DraftCall = EngineCall[DraftRequest]
 
 
 class DraftEngine(PagedEngine[DraftRequest]):
-    """Answers draft calls: each pass drafts one more token for every call whose context is computed.
+    """Answers draft calls: each pass adds a token to the chain, or a level to the tree, of every call that it has read.
 
     In native code, one call computes a pass and then whole chains.
 
-    A sequence's ids are the committed context followed by the tokens drafted so far, so the KV rows of drafts that the
-    target accepts are already there at the next call.
+    The ids of a sequence with a chain are the committed context followed by the tokens drafted so far, so the KV rows
+    of drafts that the target accepts are already there at the next call. A tree grows as those of heads do: each of its
+    passes is a tree pass like the target's, over the root and the paths to the nodes that the level expands. These rows
+    are in the slots from the root's on, where the next call begins again.
     Invariant: token i of a chain is argmax(log q + noise) at position prefix_len + i. Under `coupled` it is the noise
     that the target adds to log p there: the closer q is to p, the more often both choose the same token. Under the
     other rules the noise is the drafter's own, and q is part of the answer. A chain that takes too long is cut short.
-    sharpness: the draft model's own, for calls that set 0 (`runtime.heads.sharpness.Sharpness`).
+    sharpness: the draft model's own, for calls that set 0.
     """
 
-    def __init__(self, paged: PagedModel, sharpness: float = 1.0) -> None:
+    def __init__(self, paged: PagedModel, sharpness: Sharpness = AS_SURE_AS_Q) -> None:
         super().__init__(paged)
         self._sharpness = sharpness
 
@@ -57,14 +62,23 @@ class DraftEngine(PagedEngine[DraftRequest]):
         if length < 1:
             call.reply(DraftResponse(TokenTree.bare()))
             return
-        call.chain = DraftedChain()
-        self.paged.open(call, length, length)
+        check_draws(call.request)
+        call.chain, call.tree, head = DraftedChain(), None, call.request.head
+        if not head.width:
+            self.paged.open(call, length, length)
+            return
+        max_nodes = call.request.max_nodes
+        call.tree = DraftedTree(DynamicTree(head.width, max_nodes, length, min_score=head.min_score))
+        self.paged.open(call, min(max_nodes, head.width * (length - 1)), length)
+
+    def _num_nodes(self, call: DraftCall) -> int:
+        return call.tree.tree.paths_to_frontier()[0].num_nodes if call.tree else 0
 
     def is_native(self, request: DraftRequest) -> bool:
-        """Return whether native code can draft whole chains of a request: they need neither q nor logits processors."""
+        """Return whether native code can draft for a request: a whole chain without q and without logits processors."""
         sampling = request.sampling
         is_coupled = sampling.rule is Rule.COUPLED and not sampling.needs_logits_processors
-        return isinstance(self.paged.model, NativeModel) and is_coupled
+        return isinstance(self.paged.model, NativeModel) and is_coupled and not request.head.width
 
     def continued(self, request: DraftRequest, context: Context, num_ahead: int) -> ContinuedDraft | None:
         """Return how native code can continue drafting after a context; None: the draft model has not read all of it.
@@ -88,7 +102,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
             max_s=math.inf,
             blocks=sequence.blocks,
             min_score=request.head.min_score,
-            sharpness=request.head.sharpness or self._sharpness,
+            sharpness=self._sharpness.of(request.head),
         )
         return ContinuedDraft(draft, sequence.num_computed, sequence)
 
@@ -98,7 +112,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
         return self.paged.model.burst_drafter(drafts, self.paged.cache)
 
     def _length(self, call: DraftCall) -> int:
-        """Return how many tokens to draft: as many as requested, within the draft model's context length."""
+        """Return how long a path to draft: as long as requested, within the draft model's context length."""
         room = self.paged.model.max_positions - call.delta.prefix_len
         return min(call.request.max_nodes, call.request.max_depth, room)
 
@@ -109,18 +123,43 @@ class DraftEngine(PagedEngine[DraftRequest]):
         if ready and all(self.is_native(planned[row][0].request) for row in ready):
             self._draft_chains(segments, {row: planned[row][0] for row in ready})
             return
+        frontiers = {}
+        for row in ready:
+            if growing := planned[row][0].tree:
+                segments[row].tree, frontiers[row] = growing.tree.paths_to_frontier()
         logits = self.paged.forward(segments)
         if not ready:
             return
-        calls = [planned[row][0] for row in ready]
-        rows = processed([logits[row, None] for row in ready], [self._changes(call) for call in calls])
-        joined = torch.cat([own.to(logits.dtype) for own in rows])
-        for call, token in zip(calls, _next_tokens(calls, joined, self._sharpness), strict=True):
+        parts = logits.split([1 + each.tree.num_nodes for each in segments])
+        changes = [self._changes(planned[row][0], segments[row].tree) for row in ready]
+        found = dict(zip(ready, processed([parts[row] for row in ready], changes), strict=True))
+        if chains := {planned[row][0]: own.to(logits.dtype) for row, own in found.items() if row not in frontiers}:
+            self._extend_chains(chains)
+        self._extend_trees({planned[row][0]: found[row][own].to(logits.dtype) for row, own in frontiers.items()})
+
+    def _extend_chains(self, found: dict[DraftCall, Tensor]) -> None:
+        """Add a token to each chain, and answer the calls whose chain ends. found: logits of each call, (1, V)."""
+        calls = list(found)
+        for call, token in zip(calls, _next_tokens(calls, torch.cat([*found.values()]), self._sharpness), strict=True):
             call.opened.publish(call.delta.prefix_len)
             call.opened.context.commit([token])
             is_full = len(call.opened.ids) - call.delta.prefix_len == self._length(call)
             if is_full or call.chain.score < call.request.head.min_score or _has_used_its_time(call):
                 call.reply(_drafted(call))
+
+    def _extend_trees(self, found: dict[DraftCall, Tensor]) -> None:
+        """Add a level to each tree, and answer the calls whose tree is complete.
+
+        found: logits after the frontier of each call's tree, (frontier, V).
+        """
+        drafts = [(call, call.tree) for call in found if call.tree]
+        add_level(drafts, [*found.values()], [self._sharpness.of(call.request.head) for call in found])
+        for call, drafted in drafts:
+            if drafted.tree.frontier and not _has_used_its_time(call):
+                call.opened.num_computed = call.delta.prefix_len - 1  # the next pass begins with the root again
+                continue
+            call.opened.publish(call.delta.prefix_len)
+            call.reply(drafted.drafted()._replace(cached_len=call.delta.prefix_len))
 
     def _draft_chains(self, segments: list[Segment], ready: dict[int, DraftCall]) -> None:
         """Run a pass, and draft the rest of these calls' chains. ready: index of a segment → its call."""
@@ -128,7 +167,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
         for row, call in ready.items():
             num_drafted = len(call.opened.ids) - call.delta.prefix_len
             left, head = self._length(call) - num_drafted, call.request.head
-            sharpness = head.sharpness or self._sharpness
+            sharpness = self._sharpness.of(head)
             chains.append(NativeChain(row, left, call.request.sampling, head.min_score, sharpness))
         for call, tokens in zip(ready.values(), self.paged.draft_chains(segments, chains), strict=True):
             call.opened.context.commit(tokens)
@@ -136,15 +175,16 @@ class DraftEngine(PagedEngine[DraftRequest]):
             call.opened.publish(call.delta.prefix_len)
             call.reply(_drafted(call))
 
-    def _changes(self, call: DraftCall) -> Changes | None:
-        """Return what the request's processors change in the logits of its one row; drafted tokens count as output."""
+    def _changes(self, call: DraftCall, tree: TokenTree) -> Changes | None:
+        """Return what the request's processors change in the logits of its rows; drafted tokens count as output."""
         processors, context, prefix_len = self._processors(call), call.opened.context, call.delta.prefix_len
-        return processors.changes(context, prefix_len, [context.ids[prefix_len:]]) if processors else None
+        paths = tree.paths if call.tree else [context.ids[prefix_len:]]
+        return processors.changes(context, prefix_len, paths) if processors else None
 
 
 def _has_used_its_time(call: DraftCall) -> bool:
-    """Return whether a chain should end now. If it were late as a whole, its tokens would decide whether it is used."""
-    return time.monotonic() - call.arrived_s >= CHAIN_SHARE * (call.deadline_s - call.arrived_s)
+    """Return whether a draft should end now. If it were late as a whole, its tokens would decide whether it is used."""
+    return time.monotonic() - call.arrived_s >= DRAFT_SHARE * (call.deadline_s - call.arrived_s)
 
 
 def _drafted(call: DraftCall) -> DraftResponse:
@@ -154,8 +194,8 @@ def _drafted(call: DraftCall) -> DraftResponse:
     return DraftResponse(TokenTree.chain(call.opened.ids[prefix_len:]), tuple(call.chain.q), cached_len)
 
 
-def _next_tokens(calls: list[DraftCall], logits: Tensor, sharpness: float) -> list[int]:
-    """Return the next token of each draft, and note its score; if the rule is not `coupled`, also its q.
+def _next_tokens(calls: list[DraftCall], logits: Tensor, sharpness: Sharpness) -> list[int]:
+    """Return the next token of each chain, and note its score; if the rule is not `coupled`, also its q.
 
     logits: (len(calls), V). sharpness: for calls that set 0.
     """
@@ -172,7 +212,7 @@ def _next_tokens(calls: list[DraftCall], logits: Tensor, sharpness: float) -> li
                 [positions[row] for row in coupled],
                 [samplings[row] for row in coupled],
                 k=1,
-                sharpness=[calls[row].request.head.sharpness or sharpness for row in coupled],
+                sharpness=[sharpness.of(calls[row].request.head) for row in coupled],
             )
             for row, (score,) in zip(coupled, best.scores.tolist(), strict=True):
                 calls[row].chain.score += score

@@ -29,6 +29,7 @@ from runtime.engine.target import TargetEngine
 from runtime.engine.target_thread import TargetThread
 from runtime.engine.thread import EngineThread
 from runtime.heads.checkpoint.checks import MeasuredKeys
+from runtime.heads.sharpness import Sharpness
 from runtime.kv.batch import Segment
 from runtime.model.load import check_device, load_model
 from runtime.native.families import kv_numbers
@@ -86,7 +87,7 @@ def load_draft(config: ServingConfig) -> DraftEngine:
     memory_mb = max(math.ceil(config.kv_memory_mb * share), 1)
     measured = validate_config(MeasuredKeys, draft.to_dict(), f"{config.draft}/config.json").sharpness
     paged = _load(config.draft, config.model_copy(update={"kv_memory_mb": memory_mb}), HiddenStates.NONE)
-    return DraftEngine(paged, measured.argmax)
+    return DraftEngine(paged, Sharpness(measured.argmax, measured.sampled))
 
 
 def draft_warm_up(engine: DraftEngine) -> list[DraftRequest]:

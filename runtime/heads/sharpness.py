@@ -1,8 +1,10 @@
-"""How much surer a head may be than its own probabilities say; measured for each head, and kept in its config.json."""
+"""How much surer a drafter may be than its own probabilities say; measured for each, and kept in its config.json."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+from orchestrator.core.types import HeadInput
 
 #: The smallest sharpness allowed; 0 would be a division by zero.
 LEAST = 0.01
@@ -18,3 +20,11 @@ class Sharpness(NamedTuple):
 
     argmax: float = 1.0
     sampled: float = 1.0
+
+    def of(self, head: HeadInput) -> float:
+        """Return the sharpness of a call's confidences: the request's if set, otherwise the drafter's own."""
+        return head.sharpness or (self.sampled if head.draws else self.argmax)
+
+
+#: Without a measurement.
+AS_SURE_AS_Q = Sharpness()

@@ -222,3 +222,18 @@ def test_hanging_drafter_holds_up_neither_requests_nor_the_end_of_the_server(
     stopping.join(30)
     assert not stopping.is_alive(), "the server does not stop while a drafter hangs"
     assert process.group_members(group) == []
+
+
+def test_a_draft_model_in_a_process_of_its_own_drafts_trees(linked: Path) -> None:
+    """It is the target itself: each step of a tree accepts a path, deterministic or sampled."""
+    tree = '{"top_k": 3, "draft_len": 4, "min_prob": 0, "adaptive": false}'
+    with serving(deployment(linked, 'draft = "target"', "runs = false")) as running:
+        for name, inputs in (
+            TASKS | {"rejection": {**TASKS["sampled"], "temperature": 1.0, "rule": "rejection"}}
+        ).items():
+            inputs = {**inputs, "max_tokens": 40}
+            said = ask(running.grpc_url, speculation="draft_model", speculation_config=tree, **inputs)
+            assert said.last["total_draft_tokens"] > 8 * said.last["num_steps"], "a chain has four"
+            assert said.last["total_accepted_draft_tokens"] > 2 * said.last["num_steps"]
+            if name != "rejection":
+                assert said.ids == ask(running.grpc_url, speculation="none", **inputs).ids

@@ -53,7 +53,7 @@ PROMPT = PROMPTS[0]
 METHODS = {
     "none": "none", "auto": "auto", "prompt_lookup": "prompt_lookup branches", "ngram": "ngram 2",
     "suffix": "suffix wide", "lookahead": "lookahead 2 3 2", "jacobi": "jacobi", "recycling": "recycling", "predicted": "predicted 3",
-    "draft_model": "draft_model 4",
+    "draft_model": "draft_model tree",
     "medusa": "medusa leaves", "eagle": "eagle narrow", "eagle2": "eagle2 small", "eagle3": "eagle3 small",
     "redrafter": "redrafter 2 3",
 }  # fmt: skip
@@ -63,6 +63,7 @@ TREES = {
     "suffix wide": "tree true",
     "lookahead 2 3 2": "a window and guesses side by side",
     "recycling": "a tree",
+    "draft_model tree": "top_k above 1",
     "medusa leaves": "a tree",
     "eagle narrow": "a tree",
     "eagle2 small": "a tree",
@@ -371,7 +372,7 @@ def test_block_refuses_trees_before_anything_is_generated(door: Door, setting: s
 
 
 @pytest.mark.parametrize(("setting", "rule"), [
-    ("none", "rejection"), ("draft_model 4", "rejection"), ("draft_model 4", "block"),
+    ("none", "rejection"), ("draft_model 4", "rejection"), ("draft_model tree", "rejection"), ("draft_model 4", "block"),
 ])  # fmt: skip
 def test_first_token_has_the_target_s_law_under_every_lossless_rule(
     door: Door, truth: Truth, setting: str, rule: str

@@ -19,6 +19,7 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution, DraftResponse
 from orchestrator.generation.text import StopFilter
 from runtime.engine import draft, target, verify
+from runtime.heads.engines import levels
 from runtime.kv.cache import KVCache
 from runtime.sampling import accept, distribution, noise, served
 from runtime.sampling.logits_processors import TokenCounts
@@ -151,6 +152,11 @@ def drafts_left_out_by_value(patch: Patch) -> None:
     answer_of_drafter(patch, bug)
 
 
+def siblings_sampled_a_position_later(patch: Patch) -> None:
+    sound = levels.sampled_children
+    patch.setattr(levels, "sampled_children", lambda q, position, *others: sound(q, position + 1, *others))
+
+
 def rows_not_moved(patch: Patch) -> None:
     patch.setattr(KVCache, "move", lambda self, sources, targets: None)
 
@@ -207,7 +213,10 @@ PLANTED = [
     PlantedBug(q_of_another_step, "replays", DRAWN, {(REJECTION, "drafts sampled from q")}),
     PlantedBug(q_renormalised_wrongly, "replays", DRAWN, {(REJECTION, "drafts sampled from q")}),
     PlantedBug(drafts_with_the_target_s_noise, "replays", DRAWN, {(REJECTION, "drafts sampled from q")}),
-    PlantedBug(rows_not_moved, "replays", TREES, {(COUPLED, "decision")}),
+    PlantedBug(
+        siblings_sampled_a_position_later, "replays", ("draft_model tree",), {(REJECTION, "drafts sampled from q")}
+    ),
+    PlantedBug(rows_not_moved, "replays", (*TREES, "draft_model tree"), {(COUPLED, "decision")}),
     PlantedBug(logprobs_after_temperature, "replays", ("none",), {("log-probs", "log-prob")}),
     PlantedBug(noise_by_row, "invariance", ("none", "draft_model 4"), {("invariance", "invariance")}),
     PlantedBug(logits_rounded, "replays", ("none",), {("greedy", "greedy"), (COUPLED, "decision")}),

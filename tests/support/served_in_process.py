@@ -69,9 +69,10 @@ class EngineClient:
     def propose(
         self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput = NO_HEAD_INPUT
     ) -> DraftResponse:
-        """Return the engine's chain."""
+        """Return the engine's chain or tree."""
         delta = delta_of(context, self._num_sent, self._sequence_id, "")
-        drafted: DraftResponse = ask(self._engine, DraftRequest(delta, sampling, budget.max_nodes, budget.max_depth))
+        request = DraftRequest(delta, sampling, budget.max_nodes, budget.max_depth, head)
+        drafted: DraftResponse = ask(self._engine, request)
         self._num_sent = len(context)
         return drafted
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -15,12 +14,11 @@ from orchestrator.core.arrays import Features
 from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, RequestError, ServingError
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Distribution, DraftResponse
+from orchestrator.core.types import DraftResponse
 from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import Progress
 from runtime.heads.engines.drafts import DraftInProgress, HeadCall, TimeBudget, call_after, has_newest_features
-from runtime.heads.engines.ranking import rank
-from runtime.heads.engines.sampled import sampled_children
+from runtime.heads.engines.levels import add_level, check_draws
 from runtime.heads.engines.trees import DynamicTree, GrowingTree, StaticTree, in_sibling_order
 from runtime.heads.sharpness import Sharpness
 from runtime.kv.blocks import BlockPool
@@ -28,8 +26,7 @@ from runtime.kv.sequences import SequenceTable
 from runtime.native.draft_calls import NativeDraft
 from runtime.native.drafters import ContinuedDraft, NativeDrafter
 from runtime.native.heads import NativeHead
-from runtime.sampling.drafts import candidates
-from runtime.staging import fetch, staged
+from runtime.staging import staged
 
 #: Calls share one pass up to this many context rows in total; a longer pass would make all of them late.
 MAX_PASS_ROWS = 512
@@ -112,9 +109,8 @@ class HeadEngine(ABC):
 
     def _check(self, call: HeadCall) -> None:
         """Refuse ids and features that would harm other calls: in a cache, NaN or infinity does so even if masked."""
-        ids, features, sampling = call.delta.context_ids, call.request.head.features, call.request.sampling
-        if call.request.head.draws and (sampling.greedy or not sampling.rule.uses_q):
-            raise EngineError(f"draws is for a temperature above 0 and a rule that reads q, not for {sampling.rule!r}")
+        check_draws(call.request)
+        ids, features = call.delta.context_ids, call.request.head.features
         if len(ids) and (ids.min() < 0 or ids.max() >= self._vocab_size):
             raise RequestError(f"context_ids has an id outside 0..{self._vocab_size - 1}")
         if features is None:
@@ -132,7 +128,9 @@ class HeadEngine(ABC):
         budget.begin_levels()
         live = drafts
         while live:
-            self._add_level(live)
+            logits = self.logits(live).split([self.num_logit_rows(draft) for draft in live])
+            sharpness = [self.sharpness(draft.call) for draft in live]
+            add_level([(draft.call, draft) for draft in live], logits, sharpness, self.draft_ids)
             budget.note_level()
             live = [draft for draft in live if draft.tree.frontier and budget.allows(draft.call)]
             if live and (states := self.next_states(live)) is not None:
@@ -196,46 +194,9 @@ class HeadEngine(ABC):
         assert self.native is not None
         return self.native.burst_drafter(drafts)
 
-    def _add_level(self, drafts: list[DraftInProgress]) -> None:
-        """Add the children of all frontiers; a child of a candidate at depth t has position prefix_len + t."""
-        num_rows = [self.num_logit_rows(draft) for draft in drafts]
-        owners = [draft for draft, count in zip(drafts, num_rows, strict=True) for _ in range(count)]
-        positions = [draft.call.delta.prefix_len + draft.tree.depth for draft in owners]
-        samplings = [draft.call.request.sampling for draft in owners]
-        k = max(draft.tree.fan_out for draft in drafts)
-        logits = self.logits(drafts)
-        sampled = [row for row, each in enumerate(owners) if each.call.request.head.draws]
-        q: Iterator[Distribution] = iter(())
-        if sampled:
-            own = logits[staged(sampled, self._device)]
-            q = iter(candidates(own, [samplings[row] for row in sampled], self.draft_ids))
-        if len(sampled) < len(owners):
-            sharpness = [self.sharpness(each.call) for each in owners]
-            ids, scores = fetch(rank(logits, positions, samplings, k, self.draft_ids, sharpness))
-        for draft, count, end in zip(drafts, num_rows, np.cumsum(num_rows), strict=True):
-            rows, times = slice(end - count, end), len(draft.tree.frontier) // count
-            columns = slice(draft.tree.fan_out)
-            if draft.call.request.head.draws:
-                self._add_sampled(draft, positions[rows.start], list(islice(q, count)))
-            else:
-                draft.tree.add_children(ids[rows, columns].repeat(times, 0), scores[rows, columns].repeat(times, 0))
-
-    def _add_sampled(self, draft: DraftInProgress, position: int, found: list[Distribution]) -> None:
-        """Add sampled children below a draft's frontier. found: q of each candidate, or of all of them."""
-        tree, prefix_len, sampling = draft.tree, draft.call.delta.prefix_len, draft.call.request.sampling
-        q = dict(zip(tree.frontier, found * (len(tree.frontier) // len(found)), strict=True))
-        sharpness = self.sharpness(draft.call)
-        rows = [
-            sampled_children(each, position, sampling, prefix_len, tree.fan_out, node, sharpness)
-            for node, each in q.items()
-        ]
-        draft.q |= q
-        tree.add_children(*(np.concatenate(arrays) for arrays in zip(*rows, strict=True)))
-
     def sharpness(self, call: HeadCall) -> float:
         """Return the sharpness of a call's confidences: the request's if set, otherwise the head's for such drafts."""
-        own, head = self._sharpness, call.request.head
-        return head.sharpness or (own.sampled if head.draws else own.argmax)
+        return self._sharpness.of(call.request.head)
 
     def open(self, call: HeadCall) -> str:
         """Prepare for a call; return why it cannot get a draft, or "" if it can; raises ServingError."""

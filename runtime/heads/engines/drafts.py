@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from orchestrator.core.context import Context
-from orchestrator.core.types import Distribution, DraftResponse
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest
-from runtime.engine.calls import EngineCall
-from runtime.heads.engines.trees import GrowingTree
+from runtime.engine.calls import DraftedTree, EngineCall
 
 #: Fraction of a call's time that is reserved for sending its answer back.
 REPLY_MARGIN = 0.1
@@ -61,23 +59,16 @@ class TimeBudget:
 
 
 @dataclass(eq=False)
-class DraftInProgress:
-    """A call and its growing tree.
+class DraftInProgress(DraftedTree):
+    """A head's call and its growing tree.
 
     states: the head's state after each candidate that it has read. slots: the cache slot of each such candidate, for a
-    head with a KV cache. q: the distribution that each candidate's children were sampled from; empty if not sampled.
+    head with a KV cache.
     """
 
-    call: HeadCall
-    tree: GrowingTree
-    states: dict[int, Tensor] = field(default_factory=dict)
-    slots: dict[int, int] = field(default_factory=dict)
-    q: dict[int, Distribution] = field(default_factory=dict)
-
-    def drafted(self) -> DraftResponse:
-        """Return the tree, and the distribution that each node was sampled from, if any."""
-        nodes, tree = self.tree.drafted(), self.tree.token_tree()
-        return DraftResponse(tree, tuple(self.q[self.tree.parents[node]] for node in nodes) if self.q else ())
+    call: HeadCall = field(kw_only=True)
+    states: dict[int, Tensor] = field(default_factory=dict, kw_only=True)
+    slots: dict[int, int] = field(default_factory=dict, kw_only=True)
 
 
 def has_newest_features(call: HeadCall) -> bool:

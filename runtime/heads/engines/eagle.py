@@ -152,7 +152,8 @@ class EagleEngine(HeadEngine):
             prefix_len = call.opened.num_computed = call.delta.prefix_len
             call.opened.publish(prefix_len)
             tree = self.new_tree(call)
-            drafts.append(DraftInProgress(call, tree, {0: states[end - 1]}, {0: prefix_len - 1}))
+            state, slot = states[end - 1], prefix_len - 1
+            drafts.append(DraftInProgress(tree, call=call, states={0: state}, slots={0: slot}))
         return drafts
 
     def draft_natively(self, native: NativeHead, calls: list[HeadCall], budget: TimeBudget) -> list[DraftResponse]:

@@ -27,7 +27,10 @@ class MedusaEngine(HeadEngine):
         """Return empty trees; the root's state is the target's newest."""
         trees = [self.new_tree(call) for call in calls]
         states = self.newest_features(calls)
-        return [DraftInProgress(call, tree, {0: s}) for call, tree, s in zip(calls, trees, states, strict=True)]
+        return [
+            DraftInProgress(tree, call=call, states={0: state})
+            for call, tree, state in zip(calls, trees, states, strict=True)
+        ]
 
     def max_depth(self, call: HeadCall) -> int:
         """Return the request's depth, limited to the number of heads."""

@@ -32,7 +32,10 @@ class RedrafterEngine(HeadEngine):
         roots = staged([int(call.delta.context_ids[-1]) for call in calls], newest.device)
         pairs = torch.stack([newest, self._head.advance(torch.zeros_like(newest), roots)], dim=1)
         trees = [self.new_tree(call) for call in calls]
-        return [DraftInProgress(call, tree, {0: pair}) for call, tree, pair in zip(calls, trees, pairs, strict=True)]
+        return [
+            DraftInProgress(tree, call=call, states={0: pair})
+            for call, tree, pair in zip(calls, trees, pairs, strict=True)
+        ]
 
     def logits(self, drafts: list[DraftInProgress]) -> Tensor:
         """Return the logits of the children of all frontiers, (n, V)."""

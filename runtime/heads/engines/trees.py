@@ -52,7 +52,18 @@ class GrowingTree(ABC):
 
     def token_tree(self) -> TokenTree:
         """Return the draft."""
-        nodes = self.drafted()
+        return self._tree_of(self.drafted())
+
+    def paths_to_frontier(self) -> tuple[TokenTree, list[int]]:
+        """Return the tree of the frontier and its ancestors, and the node of each candidate of the frontier, 0 = root.
+
+        It has no more nodes than the draft may have: a candidate that no draft will hold is not expanded.
+        """
+        nodes = sorted({node for candidate in self.frontier for node in self.path(candidate)})
+        return self._tree_of(nodes), [nodes.index(node) + 1 if node else 0 for node in self.frontier]
+
+    def _tree_of(self, nodes: Sequence[int]) -> TokenTree:
+        """Return these candidates as a tree; each comes after its parent."""
         index = {0: 0} | {node: i for i, node in enumerate(nodes, start=1)}
         parents = np.array([index[self.parents[node]] for node in nodes], np.int32)
         return TokenTree(np.array([self.tokens[node] for node in nodes], np.int32), parents)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from itertools import islice, product
 
@@ -11,7 +12,7 @@ import torch
 
 from build.heads.make import make_heads
 from build.heads.measure import Recorded, acceptance_length, accuracies, best_tree, chain, measure, ranks_of
-from build.heads.sharpness import TRIED, argmax_sharpness, sampled_sharpness
+from build.heads.sharpness import TRIED, argmax_sharpness, measure_draft_model, sampled_sharpness
 from build.heads.target import FrozenTarget
 from build.heads.teacher_forcing import all_rows, draft_logits
 from runtime.heads.modules.eagle import Eagle3Head
@@ -100,3 +101,17 @@ def test_a_sampled_token_is_as_surely_accepted_as_q_resembles_p(target: FrozenTa
     assert sampled_sharpness(head, [batch._replace(p=same)]) == LEAST
     assert sampled_sharpness(head, [batch._replace(p=other)]) == pytest.approx(1.0, abs=0.02)
     assert sampled_sharpness(head, [batch._replace(p=0.5 * (same + other))]) == pytest.approx(0.5, abs=0.02)
+
+
+def test_of_a_target_s_own_draft_model_no_sampled_token_is_doubted(target: FrozenTarget):
+    batch = target.read(torch.from_numpy(STREAM[:660].astype(np.int64)).view(10, 66))
+    assert measure_draft_model(target, target, Recorded([batch]), STREAM).sampled == LEAST
+    other = make_other(target)
+    assert measure_draft_model(other, target, Recorded([batch]), STREAM).sampled > 0.1
+
+
+def make_other(target: FrozenTarget) -> FrozenTarget:
+    """Return a draft model whose logits are a third of the target's."""
+    model = deepcopy(target.model)
+    model.get_output_embeddings().weight.data.mul_(1 / 3)
+    return FrozenTarget("other", model, reads_layers=False)

@@ -26,6 +26,7 @@ from orchestrator.deployment.config import ServingConfig
 from runtime.engine.torch_engine import load_draft
 from runtime.heads.checkpoint.load import load_head
 from runtime.heads.modules.eagle import EagleHead
+from runtime.heads.sharpness import LEAST, Sharpness
 from tests.support.heads_training import CPU, STREAM, command, write_corpus
 from tests.support.tiny_models import make_tiny_target
 
@@ -79,13 +80,13 @@ def test_the_sharpness_of_a_head_is_recorded_with_its_files(published: Path, fol
 
 
 def test_the_sharpness_of_a_draft_model_is_measured_and_read_again(folder: Path, tmp_path: Path) -> None:
-    """The target itself is right whenever it guesses, so it may be as sure as any value makes it."""
+    """The target itself is right whenever it guesses, and its q is p, so it may be as sure as any value makes it."""
     draft = shutil.copytree(folder, tmp_path / "draft")
     arguments = [str(draft), "--kind=draft", f"--target={folder}", f"--out={tmp_path}", "--windows=4"]
     measure_again([*arguments, f"--corpus={write_corpus(tmp_path)}"])
-    assert json.loads((draft / "config.json").read_text())["sharpness"] == {"argmax": min(TRIED), "sampled": 1.0}
+    assert json.loads((draft / "config.json").read_text())["sharpness"] == {"argmax": min(TRIED), "sampled": LEAST}
     served = ServingConfig(target=str(folder), draft=str(draft), kv_memory_mb=1, dtype="float32")
-    assert load_draft(served)._sharpness == min(TRIED)
+    assert load_draft(served)._sharpness == Sharpness(min(TRIED), LEAST)
     config = json.loads((draft / "config.json").read_text()) | {"sharpness": {"argmax": 7}}
     (draft / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=r"sharpness.argmax must be a number in 0\.01\.\.1, got 7"):

@@ -16,7 +16,8 @@ from orchestrator.core.sampling_params import Rule, Sampling, as_float32
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, DraftResponse, HeadInput, HiddenStates, StepOptions
 from orchestrator.proposers.dependencies import NO_ANSWER
-from orchestrator.proposers.drafters import DraftModel, DraftModelConfig, DynamicConfig, HeadProposer, StaticConfig
+from orchestrator.proposers.drafter_configs import DraftModelConfig, DynamicConfig, StaticConfig
+from orchestrator.proposers.drafters import DraftModel, HeadProposer
 from orchestrator.proposers.registry import select_method
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest, pack_draft_request, unpack_draft_request
@@ -230,6 +231,59 @@ def test_a_draft_model_s_depth_is_not_limited_by_its_share_of_a_union_s_nodes() 
     proposer = DraftModel(DraftModelConfig(draft_len=5), dependencies("draft_model", drafter_client=lambda name: line))
     proposer.propose(Context([1, 2]), Sampling(), Budget(2, 9))
     assert line.calls[0][1] == Budget(2, 5)
+
+
+def draft_model_call(sampling: Sampling, budget: Budget, **parameters: object) -> tuple[Budget, HeadInput]:
+    """Return what a draft model is asked for."""
+    line = Line(DraftResponse(TREE))
+    config = select_method("draft_model", json.dumps(parameters), frozenset({"draft"}), {}).config
+    own = dependencies("draft_model", drafter_client=lambda name: line)
+    proposal = DraftModel(config, own).propose(Context([1, 2]), sampling, budget)  # type: ignore[arg-type]
+    assert proposal.tree is TREE and proposal.sources == ("draft_model",) * 3
+    return line.calls[0][1:]
+
+
+def test_a_draft_model_drafts_a_chain_unless_top_k_is_set() -> None:
+    for sampling in (Sampling(), REJECTION):
+        budget, head = draft_model_call(sampling, Budget(20, 9))
+        assert budget == Budget(5, 5) and head.width == 0 and head.min_prob == 0.4
+        budget, head = draft_model_call(sampling, Budget(20, 9), top_k=4, draft_len=3, sharpness=0.5)
+        assert budget == Budget(20, 3) and (head.width, head.sharpness) == (4, 0.5)
+        assert draft_model_call(sampling, Budget(20, 2), top_k=4)[0] == Budget(20, 2)
+
+
+def test_a_draft_model_s_tree_is_sampled_where_the_rule_reads_q() -> None:
+    samplings = {REJECTION: True, replace(REJECTION, rule=Rule.COUPLED): False, Sampling(rule=Rule.REJECTION): False}
+    for sampling, draws in samplings.items():
+        assert draft_model_call(sampling, BUDGET, top_k=2)[1].draws == draws
+    for parameters in ({"draws": False}, {"draft_temperature": 0}):
+        assert not draft_model_call(REJECTION, BUDGET, top_k=2, **parameters)[1].draws
+    budget, head = draft_model_call(REJECTION, BUDGET, draws=False)
+    assert (budget, head.width, head.draws) == (Budget(5, 5), 1, False), "a chain of the likeliest tokens"
+    assert draft_model_call(replace(REJECTION, rule=Rule.COUPLED), BUDGET, draws=False)[1].width == 0
+
+
+@pytest.mark.parametrize(
+    ("parameters", "max_nodes"), [({}, 128), ({"top_k": 2}, 24), ({"top_k": 2, "max_nodes": 40}, 40)]
+)
+def test_a_draft_model_s_tree_has_as_many_nodes_as_a_head_s(parameters: dict[str, int], max_nodes: int) -> None:
+    assert select_method("draft_model", json.dumps(parameters), frozenset({"draft"}), {}).config.max_nodes == max_nodes
+
+
+def test_beside_other_methods_a_draft_model_s_tree_is_not_sampled_and_its_chain_is_as_ever() -> None:
+    for top_k, draws in ((1, True), (3, False)):
+        config = json.dumps({"draft_model": {"top_k": top_k}})
+        (member, _) = select_method("draft_model+suffix", config, frozenset({"draft"}), {}).members
+        own = member.config.as_member()
+        assert (own.draws, own.shape.width) == (draws, 0 if top_k == 1 else 3)  # type: ignore[attr-defined]
+
+
+def test_a_draft_model_s_tree_is_refused_by_the_rule_block() -> None:
+    select_method("draft_model", "", frozenset({"draft"}), {}).check_rule(Rule.BLOCK)
+    with pytest.raises(RequestError, match="has top_k above 1"):
+        select_method("draft_model", '{"top_k": 2}', frozenset({"draft"}), {}).check_rule(Rule.BLOCK)
+    with pytest.raises(RequestError, match=r"top_k must be an integer in 1\.\.32, got 33"):
+        select_method("draft_model", '{"top_k": 33}', frozenset({"draft"}), {})
 
 
 def test_a_static_tree_that_is_a_chain_may_be_verified_as_a_block() -> None:

@@ -41,7 +41,8 @@ DEFAULTS = {
     "auto": {"max_nodes": 48, "draft_len": 128, "tree": True},
     "suffix": {"max_nodes": 128, "max_depth": 24, "factor": 1.5, "min_prob": 0.1, "draft_len": 32, "tree": True},
     "predicted": {"max_nodes": 128, "draft_len": 16, "max_ngram": 6},
-    "draft_model": {"max_nodes": 128, "draft_len": 5, "min_prob": None, "sharpness": None} | DRAFT_SAMPLING,
+    "draft_model": {"max_nodes": 128, "draft_len": 5, "top_k": 1, "min_prob": None, "sharpness": None, "draws": True}
+    | DRAFT_SAMPLING,
     "medusa": HEAD | {"choices": TokenTree.bare()},
     "eagle": HEAD | {"choices": TokenTree.bare()},
     "eagle2": HEAD | {"top_k": 6, "depth": 10},

@@ -32,6 +32,7 @@ from runtime.heads.engines.base import HeadEngine
 from runtime.heads.engines.eagle import EagleEngine
 from runtime.heads.engines.medusa import MedusaEngine
 from runtime.heads.engines.redrafter import RedrafterEngine
+from runtime.heads.sharpness import Sharpness
 from runtime.native import library
 from runtime.native.decoding import Decoding
 from tests.support import decode as support
@@ -73,7 +74,7 @@ def drafters_of(folder: Path, target: Path) -> dict[str, LocalDrafter]:
     heads = {name: load(name, path, target) for name, path in written.items()}
     natives = {name: native_or_skip(head.float()) for name, head in heads.items()}
     engines: dict[str, HeadEngine | DraftEngine] = {
-        "draft": DraftEngine(make_paged(target, dtype="float32", kernels="native"), 0.5),
+        "draft": DraftEngine(make_paged(target, dtype="float32", kernels="native"), Sharpness(0.5)),
         "medusa": MedusaEngine(heads["medusa"], natives["medusa"]),
         "eagle": EagleEngine(heads["eagle"], memory_mb=1, block_tokens=4, native=natives["eagle"]),
         "eagle3": EagleEngine(heads["eagle3"], memory_mb=1, block_tokens=4, native=natives["eagle3"]),
@@ -189,7 +190,7 @@ def random_union(random: Random) -> tuple[str, str]:
 def other_draft_model(tmp_path_factory: pytest.TempPathFactory) -> LocalDrafter:
     """Return a draft model whose chains the target seldom follows, so that other members' paths are accepted."""
     folder = make_tiny_target(tmp_path_factory.mktemp("other"), **SIZES, seed=1, initializer_range=0.2)
-    return LocalDrafter(DraftEngine(make_paged(folder, dtype="float32", kernels="native"), 0.5))
+    return LocalDrafter(DraftEngine(make_paged(folder, dtype="float32", kernels="native"), Sharpness(0.5)))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -252,6 +253,28 @@ def test_steps_that_python_decides_still_get_drafts(
     in_run, by_step = both(drafted, target, method, sampling, StopRule(MAX_TOKENS))
     assert in_run[0] == by_step[0] and in_run[1]["sources"] == by_step[1]["sources"] and not drafted.burst_tokens
     assert by_step[1]["sources"][method]["num_drafted"] > 0
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [*SAMPLINGS, Sampling(0.8, seed=3, rule=Rule.REJECTION), Sampling(repetition_penalty=1.2)],
+    ids=("greedy", "sampled", "rejection", "penalty"),
+)
+@pytest.mark.parametrize("method", ["draft_model", "suffix+draft_model"])
+def test_steps_with_a_tree_of_the_draft_model_are_single_ones_in_a_run(
+    drafted: Drafted, target: Path, method: str, sampling: Sampling
+) -> None:
+    tree = {"top_k": 3, "min_prob": 0, "draft_len": 4, "max_nodes": 9}
+    values = tree if method == "draft_model" else {"draft_model": tree, "max_nodes": 12}
+    config, stop = json.dumps({"adaptive": False} | values), StopRule(MAX_TOKENS)
+    run = RunOptions(method, config, LIMITS, stop.min_tokens, tuple(stop.ids))
+    drafted.burst_tokens.clear()
+    in_run, by_step = run_and_loop(drafted, target, (method, config), sampling, stop, StepOptions(), run)
+    assert in_run[0] == by_step[0] and in_run[1]["sources"] == by_step[1]["sources"] and not drafted.burst_tokens
+    source = by_step[1]["sources"]["draft_model"]
+    assert source["num_drafted"] > 5 * by_step[1]["num_steps"] and 2 * source["num_accepted"] > by_step[1]["num_steps"]
+    if sampling in SAMPLINGS:
+        assert in_run[0].ids == drafted.tell(target, 90, "none", sampling)[0].ids
 
 
 @pytest.mark.parametrize("method", ["eagle2", "draft_model", "medusa"])

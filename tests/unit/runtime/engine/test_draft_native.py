@@ -17,6 +17,7 @@ from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import EngineCall
 from runtime.engine.draft import DraftEngine
 from runtime.engine.paged import PagedModel
+from runtime.heads.sharpness import Sharpness
 from runtime.model.load import load_model
 from runtime.native.model import NativeModel
 from tests.support.tiny_models import VOCAB_SIZE
@@ -35,7 +36,7 @@ class Bench:
     def __init__(self, folder: Path, kernels: str, sharpness: float = 1.0) -> None:
         model: Any = load_model(str(folder), "cpu", "float32", kernels=kernels)
         assert isinstance(model, NativeModel) == (kernels == "native")
-        self.engine = DraftEngine(PagedModel(model, 8, 4, max_pass_tokens=40), sharpness)
+        self.engine = DraftEngine(PagedModel(model, 8, 4, max_pass_tokens=40), Sharpness(sharpness))
         self.num_passes = 0
 
     def draft(self, *requests: DraftRequest) -> list[Any]:

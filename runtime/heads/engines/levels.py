@@ -1,0 +1,80 @@
+"""The next level of draft trees, from a drafter's logits: its best tokens, or tokens sampled from q."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from orchestrator.core.errors import EngineError
+from orchestrator.wire.drafter import DraftRequest
+from runtime.engine.calls import DraftedTree, EngineCall
+from runtime.heads.engines.ranking import rank
+from runtime.heads.engines.sampled import sampled_children
+from runtime.sampling.drafts import candidates
+from runtime.staging import fetch
+
+Drafting = tuple[EngineCall[DraftRequest], DraftedTree]
+#: A draft; the logits for its next level, (r, V), a row per candidate of its frontier or one for all; its sharpness.
+DraftLevel = tuple[Drafting, Tensor, float]
+
+
+def check_draws(request: DraftRequest) -> None:
+    """Raise EngineError if children should be sampled although the request's rule does not read q."""
+    sampling = request.sampling
+    if request.head.draws and (sampling.greedy or not sampling.rule.uses_q):
+        raise EngineError(f"draws is for a temperature above 0 and a rule that reads q, not for {sampling.rule!r}")
+
+
+def add_level(
+    drafts: Sequence[Drafting], logits: Sequence[Tensor], sharpness: Sequence[float], ids: Tensor | None = None
+) -> None:
+    """Add the children of all frontiers; a child of a candidate at depth t has position prefix_len + t.
+
+    logits: of each draft (r, V), a row per candidate of its frontier or one for all of them. sharpness: of each draft.
+    ids: (V,) int64, the token of each column; None means 0 … V − 1.
+    """
+    level = [*zip(drafts, logits, sharpness, strict=True)]
+    if sampled := [each for each in level if each[0][0].request.head.draws]:
+        _add_sampled(sampled, ids)
+    if chosen := [each for each in level if not each[0][0].request.head.draws]:
+        _add_best(chosen, ids)
+
+
+def _add_best(chosen: Sequence[DraftLevel], ids: Tensor | None) -> None:
+    """Add the best children below the frontiers of these drafts."""
+    owners = [(call, draft.tree.depth, own) for (call, draft), rows, own in chosen for _ in rows]
+    found = rank(
+        torch.cat([rows for _, rows, _ in chosen]),
+        [call.delta.prefix_len + depth for call, depth, _ in owners],
+        [call.request.sampling for call, _, _ in owners],
+        max(draft.tree.fan_out for (_, draft), _, _ in chosen),
+        ids,
+        [own for _, _, own in owners],
+    )
+    best, scores = fetch(found)
+    first = 0
+    for (_, draft), rows, _ in chosen:
+        own, columns = slice(first, first + len(rows)), slice(draft.tree.fan_out)
+        times = len(draft.tree.frontier) // len(rows)
+        first += len(rows)
+        draft.tree.add_children(best[own, columns].repeat(times, 0), scores[own, columns].repeat(times, 0))
+
+
+def _add_sampled(sampled: Sequence[DraftLevel], ids: Tensor | None) -> None:
+    """Add children that are sampled from q below the frontiers of these drafts."""
+    samplings = [call.request.sampling for (call, _), rows, _ in sampled for _ in rows]
+    found = iter(candidates(torch.cat([rows for _, rows, _ in sampled]), samplings, ids))
+    for (call, draft), rows, sharpness in sampled:
+        tree, sampling, prefix_len = draft.tree, call.request.sampling, call.delta.prefix_len
+        own = [*islice(found, len(rows))]
+        q = dict(zip(tree.frontier, own * (len(tree.frontier) // len(own)), strict=True))
+        position, fan_out = prefix_len + tree.depth, tree.fan_out
+        children = [
+            sampled_children(each, position, sampling, prefix_len, fan_out, node, sharpness) for node, each in q.items()
+        ]
+        draft.q |= q
+        tree.add_children(*(np.concatenate(arrays) for arrays in zip(*children, strict=True)))
