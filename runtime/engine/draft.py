@@ -135,7 +135,9 @@ class DraftEngine(PagedEngine[DraftRequest]):
         found = dict(zip(ready, processed([parts[row] for row in ready], changes), strict=True))
         if chains := {planned[row][0]: own.to(logits.dtype) for row, own in found.items() if row not in frontiers}:
             self._extend_chains(chains)
-        self._extend_trees({planned[row][0]: found[row][own].to(logits.dtype) for row, own in frontiers.items()})
+        self._extend_trees(
+            {planned[row][0]: found[row][staged(own, logits.device)].to(logits.dtype) for row, own in frontiers.items()}
+        )
 
     def _extend_chains(self, found: dict[DraftCall, Tensor]) -> None:
         """Add a token to each chain, and answer the calls whose chain ends. found: logits of each call, (1, V)."""

@@ -18,8 +18,8 @@ from runtime.sampling.drafts import candidates
 from runtime.staging import fetch
 
 Drafting = tuple[EngineCall[DraftRequest], DraftedTree]
-#: A draft; the logits for its next level, (r, V), a row per candidate of its frontier or one for all; its sharpness.
-DraftLevel = tuple[Drafting, Tensor, float]
+#: A draft, the logits after its frontier, and its sharpness.
+Level = tuple[Drafting, Tensor, float]
 
 
 def check_draws(request: DraftRequest) -> None:
@@ -37,17 +37,17 @@ def add_level(
     logits: of each draft (r, V), a row per candidate of its frontier or one for all of them. sharpness: of each draft.
     ids: (V,) int64, the token of each column; None means 0 … V − 1.
     """
-    level = [*zip(drafts, logits, sharpness, strict=True)]
-    if sampled := [each for each in level if each[0][0].request.head.draws]:
+    levels = list(zip(drafts, logits, sharpness, strict=True))
+    if sampled := [level for level in levels if level[0][0].request.head.draws]:
         _add_sampled(sampled, ids)
-    if chosen := [each for each in level if not each[0][0].request.head.draws]:
+    if chosen := [level for level in levels if not level[0][0].request.head.draws]:
         _add_best(chosen, ids)
 
 
-def _add_best(chosen: Sequence[DraftLevel], ids: Tensor | None) -> None:
+def _add_best(chosen: Sequence[Level], ids: Tensor | None) -> None:
     """Add the best children below the frontiers of these drafts."""
     owners = [(call, draft.tree.depth, own) for (call, draft), rows, own in chosen for _ in rows]
-    found = rank(
+    best = rank(
         torch.cat([rows for _, rows, _ in chosen]),
         [call.delta.prefix_len + depth for call, depth, _ in owners],
         [call.request.sampling for call, _, _ in owners],
@@ -55,26 +55,26 @@ def _add_best(chosen: Sequence[DraftLevel], ids: Tensor | None) -> None:
         ids,
         [own for _, _, own in owners],
     )
-    best, scores = fetch(found)
+    tokens, scores = fetch(best)
     first = 0
     for (_, draft), rows, _ in chosen:
         own, columns = slice(first, first + len(rows)), slice(draft.tree.fan_out)
         times = len(draft.tree.frontier) // len(rows)
         first += len(rows)
-        draft.tree.add_children(best[own, columns].repeat(times, 0), scores[own, columns].repeat(times, 0))
+        draft.tree.add_children(tokens[own, columns].repeat(times, 0), scores[own, columns].repeat(times, 0))
 
 
-def _add_sampled(sampled: Sequence[DraftLevel], ids: Tensor | None) -> None:
-    """Add children that are sampled from q below the frontiers of these drafts."""
+def _add_sampled(sampled: Sequence[Level], ids: Tensor | None) -> None:
+    """Add children below the frontiers of these drafts, sampled from q."""
     samplings = [call.request.sampling for (call, _), rows, _ in sampled for _ in rows]
     found = iter(candidates(torch.cat([rows for _, rows, _ in sampled]), samplings, ids))
     for (call, draft), rows, sharpness in sampled:
-        tree, sampling, prefix_len = draft.tree, call.request.sampling, call.delta.prefix_len
-        own = [*islice(found, len(rows))]
+        tree, prefix_len = draft.tree, call.delta.prefix_len
+        own, position, fan_out = list(islice(found, len(rows))), prefix_len + tree.depth, tree.fan_out
         q = dict(zip(tree.frontier, own * (len(tree.frontier) // len(own)), strict=True))
-        position, fan_out = prefix_len + tree.depth, tree.fan_out
         children = [
-            sampled_children(each, position, sampling, prefix_len, fan_out, node, sharpness) for node, each in q.items()
+            sampled_children(each, position, call.request.sampling, prefix_len, fan_out, node, sharpness)
+            for node, each in q.items()
         ]
         draft.q |= q
         tree.add_children(*(np.concatenate(arrays) for arrays in zip(*children, strict=True)))
