@@ -174,7 +174,8 @@ def test_every_rule_decides_as_the_reference_does(implementation: str, seed: int
         cases = [case_of(rng, vocab_size, rule, bool(rng.random() < 0.5)) for _ in range(4)]
         each = TRUNCATIONS[rng.integers(len(TRUNCATIONS))]
         inputs = [
-            replace(case.ask, sampling=replace(each, rule=rule, seed=case.ask.sampling.seed % 2**64)) for case in cases
+            replace(case.step, sampling=replace(each, rule=rule, seed=case.step.sampling.seed % 2**64))
+            for case in cases
         ]
         found = served.decide(inputs, [torch.from_numpy(case.log_p) for case in cases], [True] * 4)
         for own, case, result in zip(inputs, cases, found, strict=True):
@@ -186,7 +187,7 @@ def test_every_rule_decides_as_the_reference_does(implementation: str, seed: int
 def test_unwanted_target_tokens_change_no_path(native: Sampler) -> None:
     rng = np.random.default_rng(13)
     cases = [case_of(rng, 12, Rule.COUPLED, False) for _ in range(200)]
-    inputs = [replace(case.ask, sampling=replace(case.ask.sampling, rule=Rule.COUPLED)) for case in cases]
+    inputs = [replace(case.step, sampling=replace(case.step.sampling, rule=Rule.COUPLED)) for case in cases]
     rows = [torch.from_numpy(case.log_p) for case in cases]
     wanted, unwanted = (served.decide(inputs, rows, [flag] * 200) for flag in (True, False))
     assert [each[:2] for each in wanted] == [each[:2] for each in unwanted]
@@ -287,7 +288,7 @@ def test_without_a_compiler_the_results_stay(monkeypatch: pytest.MonkeyPatch) ->
     rng = np.random.default_rng(29)
     case = case_of(rng, 20, Rule.REJECTION, True)
     inputs = [
-        AcceptInput(case.ask.tree, case.ask.q, 3, Sampling(1.0, seed=seed, rule=Rule.REJECTION)) for seed in range(50)
+        AcceptInput(case.step.tree, case.step.q, 3, Sampling(1.0, seed=seed, rule=Rule.REJECTION)) for seed in range(50)
     ]
     rows = [torch.from_numpy(case.log_p)] * 50
     before = served.decide(inputs, rows, [True] * 50)
