@@ -18,7 +18,7 @@ from orchestrator.sampling.sampled_drafts import sample_draft
 from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import DraftedChain, DraftedTree, EngineCall
 from runtime.engine.paged import PagedEngine, PagedModel
-from runtime.heads.engines.levels import add_level, check_draws
+from runtime.heads.engines.levels import Level, add_level, check_draws
 from runtime.heads.engines.ranking import rank
 from runtime.heads.engines.trees import DynamicTree
 from runtime.heads.sharpness import AS_SURE_AS_Q, Sharpness
@@ -154,9 +154,9 @@ class DraftEngine(PagedEngine[DraftRequest]):
 
         found: logits after the frontier of each call's tree, (frontier, V).
         """
-        drafts = [(call, call.tree) for call in found if call.tree]
-        add_level(drafts, [*found.values()], [self._sharpness.of(call.request.head) for call in found])
-        for call, drafted in drafts:
+        levels = [Level(call, call.tree, rows) for call, rows in found.items() if call.tree]
+        add_level(levels, self._sharpness)
+        for call, drafted, _ in levels:
             if drafted.tree.frontier and not _has_used_its_time(call):
                 call.opened.num_computed = call.delta.prefix_len - 1  # the next pass begins with the root again
                 continue

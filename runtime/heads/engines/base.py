@@ -18,7 +18,7 @@ from orchestrator.core.types import DraftResponse
 from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import Progress
 from runtime.heads.engines.drafts import DraftInProgress, HeadCall, TimeBudget, call_after, has_newest_features
-from runtime.heads.engines.levels import add_level, check_draws
+from runtime.heads.engines.levels import Level, add_level, check_draws
 from runtime.heads.engines.trees import DynamicTree, GrowingTree, StaticTree, in_sibling_order
 from runtime.heads.sharpness import Sharpness
 from runtime.kv.blocks import BlockPool
@@ -129,8 +129,8 @@ class HeadEngine(ABC):
         live = drafts
         while live:
             logits = self.logits(live).split([self.num_logit_rows(draft) for draft in live])
-            sharpness = [self.sharpness(draft.call) for draft in live]
-            add_level([(draft.call, draft) for draft in live], logits, sharpness, self.draft_ids)
+            levels = [Level(draft.call, draft, rows) for draft, rows in zip(live, logits, strict=True)]
+            add_level(levels, self._sharpness, self.draft_ids)
             budget.note_level()
             live = [draft for draft in live if draft.tree.frontier and budget.allows(draft.call)]
             if live and (states := self.next_states(live)) is not None:
@@ -168,7 +168,7 @@ class HeadEngine(ABC):
             max_s=budget.limit_s(call),
             min_score=request.head.min_score,
             draws=request.head.draws,
-            sharpness=self.sharpness(call),
+            sharpness=self._sharpness.of(request.head),
         )
 
     def is_native(self, request: DraftRequest) -> bool:
@@ -193,10 +193,6 @@ class HeadEngine(ABC):
         """Return what native code needs to call the head in a burst."""
         assert self.native is not None
         return self.native.burst_drafter(drafts)
-
-    def sharpness(self, call: HeadCall) -> float:
-        """Return the sharpness of a call's confidences: the request's if set, otherwise the head's for such drafts."""
-        return self._sharpness.of(call.request.head)
 
     def open(self, call: HeadCall) -> str:
         """Prepare for a call; return why it cannot get a draft, or "" if it can; raises ServingError."""

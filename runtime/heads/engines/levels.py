@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,12 +15,20 @@ from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import DraftedTree, EngineCall
 from runtime.heads.engines.ranking import rank
 from runtime.heads.engines.sampled import sampled_children
+from runtime.heads.sharpness import Sharpness
 from runtime.sampling.drafts import candidates
 from runtime.staging import fetch
 
-Drafting = tuple[EngineCall[DraftRequest], DraftedTree]
-#: A draft, the logits after its frontier, and its sharpness.
-Level = tuple[Drafting, Tensor, float]
+
+class Level(NamedTuple):
+    """A draft whose next level is due.
+
+    logits: (r, V), a row per candidate of its frontier or one for all of them.
+    """
+
+    call: EngineCall[DraftRequest]
+    draft: DraftedTree
+    logits: Tensor
 
 
 def check_draws(request: DraftRequest) -> None:
@@ -29,51 +38,47 @@ def check_draws(request: DraftRequest) -> None:
         raise EngineError(f"draws is for a temperature above 0 and a rule that reads q, not for {sampling.rule!r}")
 
 
-def add_level(
-    drafts: Sequence[Drafting], logits: Sequence[Tensor], sharpness: Sequence[float], ids: Tensor | None = None
-) -> None:
+def add_level(levels: Sequence[Level], sharpness: Sharpness, ids: Tensor | None = None) -> None:
     """Add the children of all frontiers; a child of a candidate at depth t has position prefix_len + t.
 
-    logits: of each draft (r, V), a row per candidate of its frontier or one for all of them. sharpness: of each draft.
-    ids: (V,) int64, the token of each column; None means 0 … V − 1.
+    sharpness: the drafter's. ids: (V,) int64, the token of each column of the logits; None means 0 … V − 1.
     """
-    levels = list(zip(drafts, logits, sharpness, strict=True))
-    if sampled := [level for level in levels if level[0][0].request.head.draws]:
-        _add_sampled(sampled, ids)
-    if chosen := [level for level in levels if not level[0][0].request.head.draws]:
-        _add_best(chosen, ids)
+    if sampled := [level for level in levels if level.call.request.head.draws]:
+        _add_sampled(sampled, sharpness, ids)
+    if chosen := [level for level in levels if not level.call.request.head.draws]:
+        _add_best(chosen, sharpness, ids)
 
 
-def _add_best(chosen: Sequence[Level], ids: Tensor | None) -> None:
+def _add_best(chosen: Sequence[Level], sharpness: Sharpness, ids: Tensor | None) -> None:
     """Add the best children below the frontiers of these drafts."""
-    owners = [(call, draft.tree.depth, own) for (call, draft), rows, own in chosen for _ in rows]
+    owners = [(call.request, call.delta.prefix_len + draft.tree.depth) for call, draft, rows in chosen for _ in rows]
     best = rank(
-        torch.cat([rows for _, rows, _ in chosen]),
-        [call.delta.prefix_len + depth for call, depth, _ in owners],
-        [call.request.sampling for call, _, _ in owners],
-        max(draft.tree.fan_out for (_, draft), _, _ in chosen),
+        torch.cat([rows for *_, rows in chosen]),
+        [position for _, position in owners],
+        [request.sampling for request, _ in owners],
+        max(draft.tree.fan_out for _, draft, _ in chosen),
         ids,
-        [own for _, _, own in owners],
+        [sharpness.of(request.head) for request, _ in owners],
     )
     tokens, scores = fetch(best)
     first = 0
-    for (_, draft), rows, _ in chosen:
+    for _, draft, rows in chosen:
         own, columns = slice(first, first + len(rows)), slice(draft.tree.fan_out)
         times = len(draft.tree.frontier) // len(rows)
         first += len(rows)
         draft.tree.add_children(tokens[own, columns].repeat(times, 0), scores[own, columns].repeat(times, 0))
 
 
-def _add_sampled(sampled: Sequence[Level], ids: Tensor | None) -> None:
+def _add_sampled(sampled: Sequence[Level], sharpness: Sharpness, ids: Tensor | None) -> None:
     """Add children below the frontiers of these drafts, sampled from q."""
-    samplings = [call.request.sampling for (call, _), rows, _ in sampled for _ in rows]
-    found = iter(candidates(torch.cat([rows for _, rows, _ in sampled]), samplings, ids))
-    for (call, draft), rows, sharpness in sampled:
-        tree, prefix_len = draft.tree, call.delta.prefix_len
+    samplings = [call.request.sampling for call, _, rows in sampled for _ in rows]
+    found = iter(candidates(torch.cat([rows for *_, rows in sampled]), samplings, ids))
+    for call, draft, rows in sampled:
+        tree, prefix_len, sharp = draft.tree, call.delta.prefix_len, sharpness.of(call.request.head)
         own, position, fan_out = list(islice(found, len(rows))), prefix_len + tree.depth, tree.fan_out
         q = dict(zip(tree.frontier, own * (len(tree.frontier) // len(own)), strict=True))
         children = [
-            sampled_children(each, position, call.request.sampling, prefix_len, fan_out, node, sharpness)
+            sampled_children(each, position, call.request.sampling, prefix_len, fan_out, node, sharp)
             for node, each in q.items()
         ]
         draft.q |= q
