@@ -17,6 +17,7 @@ from orchestrator.proposers.none import NoProposer
 from orchestrator.sampling.grammar import Grammars
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.target import StepRequest
+from runtime.engine.calls import Engine, EngineCall
 from runtime.engine.paged import PagedModel
 from runtime.engine.target import TargetEngine
 from runtime.engine.target_thread import TargetThread
@@ -84,6 +85,20 @@ def ask(engine: EngineThread[Any], request: Any) -> Any:
     if isinstance(answer, ServingError):
         raise answer
     return answer
+
+
+def advance(engine: Engine[Any], *requests: Any) -> tuple[list[Any], int]:
+    """Return an engine's answers to calls that come together, without a thread, and how often it advanced them."""
+    answers: dict[int, Any] = {}
+    calls = [
+        EngineCall(request, 1e12, lambda answer, place=place: answers.__setitem__(place, answer))
+        for place, request in enumerate(requests)
+    ]
+    num_advances = 0
+    while calls:
+        calls = engine.advance(calls)
+        num_advances += 1
+    return [answers[place] for place in range(len(requests))], num_advances
 
 
 def start_target(paged: PagedModel, grammars: Grammars | None = None) -> TargetThread:

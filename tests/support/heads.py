@@ -17,11 +17,11 @@ from orchestrator.core.types import DraftResponse, HeadInput
 from orchestrator.native.compiling import Unbuilt
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest
-from runtime.engine.calls import EngineCall
 from runtime.heads.checkpoint.load import load_head
 from runtime.native.head_weights import unsupported_head
 from runtime.native.heads import NativeHead
 from tests.support import published_heads
+from tests.support.engines import advance
 from tests.support.tiny_models import TINY, VOCAB_SIZE, make_tiny_target
 
 HIDDEN_SIZE = TINY["hidden_size"]
@@ -99,13 +99,8 @@ def request(
 
 def draft(engine: Any, *requests: DraftRequest) -> list[Any]:
     """Return the engine's answers to calls that come together, each a DraftResponse or an error."""
-    answers: list[Any] = [None] * len(requests)
-
-    def keep(place: int) -> Any:
-        return lambda answer: answers.__setitem__(place, answer)
-
-    jobs = [EngineCall(request, 1e12, keep(place)) for place, request in enumerate(requests)]
-    assert engine.advance(jobs) == []
+    answers, num_advances = advance(engine, *requests)
+    assert num_advances == 1
     return answers
 
 

@@ -43,6 +43,19 @@ def make_tiny_target(
     return folder
 
 
+def make_like(source: Path, folder: Path, share: float) -> None:
+    """Write a checkpoint whose weights are this share off: a drafter that is often right, and often wrong."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(source)
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.mul_(1 + share * torch.randn_like(weights))
+    model.save_pretrained(folder)
+
+
 def write_byte_tokenizer(folder: Path) -> None:
     """Write a tokenizer.json whose ids 1… are single characters, so that text requests work too."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers

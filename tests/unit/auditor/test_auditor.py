@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
 
 from auditor import __main__ as command
 from auditor.auditor import Auditor
@@ -32,7 +31,7 @@ from tests.support.planted_bugs import (
     u_may_be_1,
 )
 from tests.support.served_in_process import InProcessSystem
-from tests.support.tiny_models import make_tiny_target, write_byte_tokenizer
+from tests.support.tiny_models import make_like, make_tiny_target, write_byte_tokenizer
 
 PROMPTS = ("abcabcabcab", "thequickbrownfox", "xyxyxyz", "aabbaabb", "lorem", "0101100", "zzz", "abacab")
 SIZE = Size(prompts=2, tokens=20, seeds=0)
@@ -58,24 +57,12 @@ class World(NamedTuple):
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("audited")
     make_tiny_target(folder / "target")
-    make_like(folder / "target", folder / "draft")
+    make_like(folder / "target", folder / "draft", 0.05)
+    write_byte_tokenizer(folder / "draft")
     reference, options = ReferenceModel(str(folder / "target")), {"max_tokens": 24, "temperature": 0.9}
     system, seeds = InProcessSystem(folder / "target", folder / "draft"), range(1, 13)
     said = [prompt + system.ask(prompt, {**options, "seed": seed}).text for prompt in PROMPTS[:2] for seed in seeds]
     return World(folder / "target", folder / "draft", reference, tuple(said))
-
-
-def make_like(source: Path, folder: Path) -> None:
-    """Write a checkpoint whose weights are a few percent off: a drafter that is often right, and often wrong."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(source)
-    torch.manual_seed(5)
-    with torch.no_grad():
-        for weights in model.parameters():
-            weights.mul_(1 + 0.05 * torch.randn_like(weights))
-    model.save_pretrained(folder)
-    write_byte_tokenizer(folder)
 
 
 def faults(results: Sequence[Result]) -> set[tuple[str, str]]:

@@ -14,12 +14,12 @@ from orchestrator.core.sampling_params import LogitsOptions, Rule, Sampling
 from orchestrator.core.types import HeadInput
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DraftRequest
-from runtime.engine.calls import EngineCall
 from runtime.engine.draft import DraftEngine
 from runtime.engine.paged import PagedModel
 from runtime.heads.sharpness import Sharpness
 from runtime.model.load import load_model
 from runtime.native.model import NativeModel
+from tests.support.engines import advance
 from tests.support.tiny_models import VOCAB_SIZE
 
 SAMPLINGS = (Sampling(), Sampling(0.8, seed=5), Sampling(1.3, top_k=9, top_p=0.9, min_p=0.02, seed=2**64 - 1))
@@ -41,15 +41,9 @@ class Bench:
 
     def draft(self, *requests: DraftRequest) -> list[Any]:
         """Return the answers to calls that come together."""
-        answers: dict[int, Any] = {}
-        calls = [
-            EngineCall(request, 1e12, lambda answer, place=place: answers.__setitem__(place, answer))
-            for place, request in enumerate(requests)
-        ]
-        while calls:
-            calls = self.engine.advance(calls)
-            self.num_passes += 1
-        return [answers[place] for place in range(len(requests))]
+        answers, num_advances = advance(self.engine, *requests)
+        self.num_passes += num_advances
+        return answers
 
 
 def request(

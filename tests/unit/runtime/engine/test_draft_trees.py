@@ -45,8 +45,8 @@ from runtime.heads.engines.trees import DynamicTree
 from runtime.heads.sharpness import Sharpness
 from runtime.sampling.drafts import candidates
 from tests.support.decode import decode, dependencies
-from tests.support.engines import EngineTarget, ask, make_paged, start_target
-from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
+from tests.support.engines import EngineTarget, advance, ask, make_paged, start_target
+from tests.support.tiny_models import VOCAB_SIZE, make_like, make_tiny_target
 
 PENALTIES = Sampling(
     0.9, repetition_penalty=1.5, frequency_penalty=0.7, seed=11, logits_options=LogitsOptions(bad_words=((5,), (3, 7)))
@@ -85,14 +85,8 @@ class Bench:
 
     def draft(self, *requests: DraftRequest) -> list[Any]:
         """Return the answers to calls that come together."""
-        answers: dict[int, Any] = {}
-        calls = [
-            EngineCall(request, 1e12, lambda answer, place=place: answers.__setitem__(place, answer))
-            for place, request in enumerate(requests)
-        ]
-        while calls:
-            calls = self.engine.advance(calls)
-        return [answers[place] for place in range(len(requests))]
+        answers, _ = advance(self.engine, *requests)
+        return answers
 
 
 @pytest.fixture
@@ -314,7 +308,7 @@ class World:
 @pytest.fixture(scope="module")
 def world(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     other = tmp_path_factory.mktemp("other")
-    make_like(folder, other)
+    make_like(folder, other, 0.1)
     made = World(make_paged(folder), same=make_paged(folder), other=make_paged(other))
     yield made
     made.target.close()
@@ -326,18 +320,6 @@ def demo() -> Iterator[World]:
     made = World(target, draft=draft)
     yield made
     made.target.close()
-
-
-def make_like(source: Path, folder: Path) -> None:
-    """Write a checkpoint whose weights are some percent off."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(source)
-    torch.manual_seed(5)
-    with torch.no_grad():
-        for weights in model.parameters():
-            weights.mul_(1 + 0.1 * torch.randn_like(weights))
-    model.save_pretrained(folder)
 
 
 TREE = '{"top_k": 3, "max_nodes": 12, "draft_len": 4, "min_prob": 0, "adaptive": false}'
