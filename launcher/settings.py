@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import random
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -21,6 +23,9 @@ PREFIX = "SPECSERVE_"
 SIMILAR = 0.9
 #: Numbers of the errors that another port avoids: it is in use, or is one that only root may use.
 _PORT_ERRORS = (errno.EADDRINUSE, errno.EACCES)
+#: Linux's first and last port of outgoing connections; containers and hosts may set others.
+_EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST_FREE_PORT, _FREE_PORT_TRIES = 10_000, 200
 
 
 @dataclass(frozen=True)
@@ -66,10 +71,26 @@ def joined(host: str, port: int) -> str:
 
 
 def free_ports() -> Ports:
-    """Return four ports that are free on this machine now."""
-    with contextlib.ExitStack() as stack:  # all four are open at the same time, so that they differ
-        listeners = [stack.enter_context(_listen("127.0.0.1", 0)) for _ in range(4)]
-        return Ports(*(listener.getsockname()[1] for listener in listeners))
+    """Return four ports that are free on this machine now.
+
+    They lie below the range from which the kernel serves outgoing connections and listeners on port 0: another
+    process would otherwise be given one of them before Triton listens on it, or while Triton is started anew.
+    """
+    free: list[int] = []
+    for port in random.sample(range(_LOWEST_FREE_PORT, _lowest_ephemeral_port()), k=_FREE_PORT_TRIES):
+        with contextlib.suppress(OSError):
+            _listen("127.0.0.1", port).close()
+            free.append(port)
+        if len(free) == 4:
+            return Ports(*free)
+    raise ConfigError(f"found fewer than four free ports among {_FREE_PORT_TRIES} that were tried")
+
+
+def _lowest_ephemeral_port() -> int:
+    try:
+        return max(int(_EPHEMERAL_PORTS.read_text().split()[0]), _LOWEST_FREE_PORT + _FREE_PORT_TRIES)
+    except OSError:
+        return 32768  # Linux's default
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -164,9 +164,9 @@ def test_sighup_reloads_and_does_not_stop(linked: Path) -> None:
     config = deployment(linked, BASE, "max_tokens_limit = 30")
     process = launcher_command(config, REPOSITORY)
     try:
-        assert process.stdout
+        assert process.stdout and process.stderr
         ready = re.search(r"s: \S+, gRPC (\S+),", process.stdout.readline())
-        assert ready
+        assert ready, process.stderr.read()
         deployment(linked, BASE, "max_tokens_limit = 20")
         process.send_signal(signal.SIGHUP)
         until(lambda: "in 1..20" in ask(ready[1], **PROMPT, max_tokens=21).error, "the reload")

@@ -1,8 +1,10 @@
 """The launcher's parts, without a server."""
 
 import errno
+import random
 import socket
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +27,25 @@ def test_free_ports_differ_and_are_free():
     ports = free_ports()
     assert len({ports.http, ports.grpc, ports.metrics, ports.health}) == 4
     ports.check_free("127.0.0.1")
+
+
+def test_free_ports_lie_below_those_that_the_kernel_gives_out():
+    """Until Triton listens on them, and while it is started anew, nothing holds them."""
+    lowest, highest = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = [port for _ in range(20) for port in asdict(free_ports()).values()]
+    assert not [port for port in ports if lowest <= port <= highest]
+
+
+def test_free_ports_pass_over_those_in_use(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(random, "sample", lambda *_, k: [port, port, *range(20_000, 20_100)])
+        assert port not in asdict(free_ports()).values()
+        monkeypatch.setattr(random, "sample", lambda *_, k: [port] * k)
+        with pytest.raises(ConfigError, match="found fewer than four free ports among 200 that were tried"):
+            free_ports()
 
 
 def test_ports_environment_is_read_and_zero_is_any():
