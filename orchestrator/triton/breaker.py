@@ -74,6 +74,12 @@ class Breaker(Generic[Result]):
                 self._cool_down()
         return None if error else call.future.result()
 
+    def is_running(self, call: Call[Result]) -> bool:
+        """Return whether a call may still return, which one never does whose process has died."""
+        with self._lock:
+            self._abandon_late_calls()
+            return call.state is not CallState.DONE
+
     def close(self) -> None:
         """Make no more calls, and abandon those that are running."""
         self._pool.close(f"no more calls of the drafter {self.name}")

@@ -24,7 +24,7 @@ from orchestrator.core.proposal import Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, StepOptions
-from orchestrator.core.worker_pool import Call, CallState
+from orchestrator.core.worker_pool import Call
 from orchestrator.proposers.dependencies import NO_ANSWER
 from orchestrator.proposers.drafter_clients import DraftAnswer, DrafterSession, new_sequence_id
 from orchestrator.triton import pb
@@ -165,7 +165,7 @@ class BlsDrafterClient(DrafterSession):
     @property
     def _is_busy(self) -> bool:
         # A late draft is of no use to this step, and the drafter would still be busy with it at the next one.
-        return self._last is not None and self._last.state is not CallState.DONE
+        return self._last is not None and self._breaker.is_running(self._last)
 
     def _call(self, request: DraftRequest) -> Callable[[], DraftAnswer | None]:
         self._last = call = self._breaker.start(partial(self._answer, request), pb.lost_check(self._drafter))

@@ -148,6 +148,7 @@ def test_a_drafter_that_died_during_a_call_drafts_for_the_same_request_once_it_i
     has_died.set()
     monkeypatch.setattr(bls.pb, "execute", lambda *_: ANSWER)
     until(lambda: propose(client, Context([1, 2, 3])).tree.num_nodes, "a draft")
+    assert not hang.ended.is_set()
     hang.let_go.set()
 
 
