@@ -136,7 +136,7 @@ def test_lookup_stays_within_the_budget(ids: list[int], max_nodes: int, max_dept
     assert draft == rescan(ids, 3, 5)[: min(max_nodes, max_depth)]
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(
     st.integers(2, 6).flatmap(lambda vocab: st.lists(st.integers(0, vocab), min_size=2, max_size=60)),
     st.integers(1, 5),
