@@ -57,7 +57,7 @@ gateway: $(VENV)/.serve ## a server, OpenAI's API before it, the playground: mak
 
 test: $(VENV)/.dev ## unit tests, then tests against a real server
 	@$(PY) -m pytest -n $(WORKERS) --dist worksteal tests/unit
-	@$(PY) -m pytest -n $(WORKERS) --dist loadfile tests/server
+	@$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/server
 
 exact: $(VENV)/.dev ## every method against transformers, 40 prompts x 128 tokens (long)
 	@$(PY) -m tests.exact $(ARGS)

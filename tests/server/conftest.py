@@ -36,7 +36,11 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the tests of this folder their limit; pytest passes those of all folders."""
+    """Give the tests of this folder their limit, and begin with the slow files, so that no worker is left with one.
+
+    pytest passes the tests of all folders.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
         if item.path.is_relative_to(FOLDER) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TEST_LIMIT_S))

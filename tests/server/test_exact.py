@@ -17,7 +17,7 @@ from tests.support.client_pool import ClientPool, ask
 from tests.support.exactness import SAMPLINGS
 from tests.support.suite import ALONE, AT_ONCE, Row, Suite, by_method
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 NUM_PROMPTS, NUM_TOKENS = 6, 16
 #: So many tokens that the passes before all requests have come, and after the first have ended, weigh little.

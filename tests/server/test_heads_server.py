@@ -16,7 +16,7 @@ from launcher import Server
 from tests.support.clients import Answer, Stream, ask, until
 from tests.support.deaths import await_ready, await_replaced, pid_of, unless_triton_aborts
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(600)]
 
 #: Method → the Triton model of its head.
 METHODS = {"medusa": "medusa", "eagle": "eagle", "eagle2": "eagle", "eagle3": "eagle3", "redrafter": "redrafter"}

@@ -42,7 +42,7 @@ from tests.support.surface import (
 )
 from tests.unit.orchestrator.generation.test_stopping import CASES, Case, table
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PROMPTS = (
     "def add(first, second):\n    return first + second\n\n\ndef sub(first, second):\n    return first",
