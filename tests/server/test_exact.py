@@ -1,6 +1,6 @@
 """Exactness on the real server, in float64: 0 differences, and proof that there was something to get wrong.
 
-The full size is `make exact` (tests/exact.py); this is the small one: 6 prompts × 16 tokens per method, whose settings
+The full size is `make exact` (tests/exact.py); this is the small one: a prompt of each task × 16 tokens per method, whose settings
 take turns over the prompts.
 """
 
@@ -19,7 +19,7 @@ from tests.support.suite import ALONE, AT_ONCE, Row, Suite, by_method
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-NUM_PROMPTS, NUM_TOKENS = 6, 16
+NUM_PROMPTS, NUM_TOKENS = 5, 16
 #: So many tokens that the passes before all requests have come, and after the first have ended, weigh little.
 NUM_EQUAL, NUM_EQUAL_TOKENS = 16, 128
 TURNS = by_method()
