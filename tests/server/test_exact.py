@@ -1,7 +1,7 @@
 """Exactness on the real server, in float64: 0 differences, and proof that there was something to get wrong.
 
-The full size is `make exact` (tests/exact.py); this is the small one: a prompt of each task × 16 tokens per method, whose settings
-take turns over the prompts.
+The full size is `make exact` (tests/exact.py); this is the small one: a prompt of each task × 16 tokens per method,
+whose settings take turns over the prompts.
 """
 
 from collections.abc import Iterator
