@@ -1,6 +1,7 @@
 #include "trees.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <tuple>
 
@@ -22,6 +23,9 @@ GrowingTree::GrowingTree(const TreeShape& shape)
 void GrowingTree::add_children(const GuessRows& rows, bool shares_row) {
   if (shape_.num_choices) grow_static(rows, shares_row);
   else grow_dynamic(rows, shares_row);
+  double reach = 0.0;
+  for (const int node : frontier) reach += std::exp(candidates[node].score);
+  if (reach < shape_.min_reach) frontier.clear();
 }
 
 bool GrowingTree::is_likely(int parent, const Guess& guess) const {

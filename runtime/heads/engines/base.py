@@ -167,6 +167,7 @@ class HeadEngine(ABC):
             features=features,
             max_s=budget.limit_s(call),
             min_score=request.head.min_score,
+            min_reach=request.head.min_reach,
             draws=request.head.draws,
             sharpness=self._sharpness.of(request.head),
         )
@@ -241,11 +242,12 @@ class HeadEngine(ABC):
         """Return an empty tree of the call's shape."""
         choices, request = self.choices_of(call), call.request
         if choices.num_nodes:
-            return StaticTree(choices, request.head.min_score, request.head.draws)
+            return StaticTree(choices, request.head.min_score, request.head.draws, request.head.min_reach)
         width, depth = max(request.head.width, 1), self.max_depth(call)
         # A beam search drops tokens by their values; sampled tokens must not be dropped for that reason.
         beam_search = self.beam_search and not request.head.draws
-        return DynamicTree(width, request.max_nodes, depth, beam_search, request.head.min_score)
+        head = request.head
+        return DynamicTree(width, request.max_nodes, depth, beam_search, head.min_score, head.min_reach)
 
     def on_device(self, features: Sequence[Features]) -> Tensor:
         """Return rows of features one after another, (r, width), on the device and in the dtype of the head."""

@@ -31,9 +31,14 @@ class Level(NamedTuple):
     logits: Tensor
 
 
-def check_draws(request: DraftRequest) -> None:
-    """Raise EngineError if children should be sampled although the request's rule does not read q."""
+def check_draws(request: DraftRequest, is_tree: bool = True) -> None:
+    """Raise EngineError if children should be sampled although the request's rule does not read q.
+
+    So it does if sampled siblings would decide whether the tree gets another level (docs/losslessness.md).
+    """
     sampling = request.sampling
+    if request.head.draws and request.head.min_reach and is_tree:
+        raise EngineError(f"min_reach must be 0 in a tree of sampled nodes, got {request.head.min_reach}")
     if request.head.draws and (sampling.greedy or not sampling.rule.uses_q):
         raise EngineError(f"draws is for a temperature above 0 and a rule that reads q, not for {sampling.rule!r}")
 
