@@ -23,12 +23,15 @@ class DrafterProposer(Proposer):
     Attribute _use: how native code can continue from the last draft; None if it cannot.
     """
 
-    def __init__(self, config: DrafterConfig, num_levels: int, dependencies: ProposerDependencies) -> None:
-        """num_levels: the maximum levels of a draft."""
+    def __init__(
+        self, config: DrafterConfig, num_levels: int, most_nodes: int, dependencies: ProposerDependencies
+    ) -> None:
+        """num_levels, most_nodes: the maximum levels and nodes of a draft."""
         self.name = dependencies.method.name
         self._client = dependencies.drafter_client(dependencies.method.drafter)
         self._step_costs, self._draft_costs = dependencies.step_costs, dependencies.draft_costs
-        self._follows_costs, self._num_levels = config.min_prob is None, num_levels
+        self._num_levels, self._most_nodes = num_levels, most_nodes
+        self._follows_costs = config.min_prob is None and most_nodes > 0
         self._has_been_called = False
         self._use: DrafterUse | None = None
 
@@ -89,7 +92,9 @@ class DrafterProposer(Proposer):
         if not (self._follows_costs and level and sampling.is_independent_of_drafts) or self._step_costs.shares_passes:
             return head
         costs = self._step_costs.cost_model(len(context))
-        return replace(head, **paying_thresholds(costs, level.value)._asdict()) if costs else head
+        if costs is None:
+            return head
+        return replace(head, **paying_thresholds(costs, level.value, self._most_nodes)._asdict())
 
     @property
     def _has_draft(self) -> bool:
@@ -110,7 +115,8 @@ class DraftModel(DrafterProposer):
     """A draft language model that proposes a chain or a tree in one call."""
 
     def __init__(self, config: DraftModelConfig, dependencies: ProposerDependencies) -> None:
-        super().__init__(config, config.draft_len, dependencies)
+        most_nodes = min(config.max_nodes, config.draft_len) if config.is_chain else config.max_nodes
+        super().__init__(config, config.draft_len, most_nodes, dependencies)
         self._config = config.resolved(dependencies.has_cheap_rows)
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
@@ -152,7 +158,7 @@ class HeadProposer(DrafterProposer):
     """
 
     def __init__(self, config: HeadConfig, dependencies: ProposerDependencies) -> None:
-        super().__init__(config, config.num_levels, dependencies)
+        super().__init__(config, config.num_levels, config.max_nodes, dependencies)
         self._method = dependencies.method
         self._config = config.resolved(dependencies.has_cheap_rows)
         self._lacks_from = 0

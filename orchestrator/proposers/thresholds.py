@@ -22,12 +22,16 @@ class Thresholds(NamedTuple):
     min_reach: float
 
 
-def paying_thresholds(costs: CostModel, level_s: float) -> Thresholds:
-    """Return the thresholds from which nodes and levels pay. level_s: seconds to draft a level.
+def paying_thresholds(costs: CostModel, level_s: float, most_nodes: int) -> Thresholds:
+    """Return the thresholds from which nodes and levels pay.
 
+    level_s: seconds to draft a level. most_nodes: maximum nodes of the draft, at least 1; a row costs the mean over so
+    many, since costs rise in stairs, and each measured size has an error of its own.
     A node is worth its probability in tokens, and a row costs the tokens that would otherwise be decoded in its time.
     A level is worth no more than the probability that the text reaches it, and costs its time and at least one row.
     """
-    row, level = costs.rate_to_beat * float(costs.row_s[0]), costs.rate_to_beat * level_s
+    most_nodes = min(most_nodes, len(costs.seconds) - 1)
+    row_s = float(costs.seconds[most_nodes] - costs.seconds[0]) / most_nodes
+    row, level = costs.rate_to_beat * row_s, costs.rate_to_beat * level_s
     min_prob = min(max(ROW_FACTOR * row, LEAST), MOST)
     return Thresholds(min_prob, min(min_prob + LEVEL_FACTOR * level, 1.0))

@@ -81,15 +81,21 @@ def cost_model(row_s: float, rate: float) -> CostModel:
 
 @pytest.mark.parametrize(("row_s", "level_s", "rate"), [(0.1, 0.05, 1.0), (0.02, 0.2, 2.0)])
 def test_a_node_pays_for_its_row_and_a_level_for_its_time_and_a_row(row_s: float, level_s: float, rate: float) -> None:
-    found = paying_thresholds(cost_model(row_s, rate), level_s)
+    found = paying_thresholds(cost_model(row_s, rate), level_s, 3)
     assert found.min_prob == pytest.approx(ROW_FACTOR * rate * row_s)
     assert found.min_reach == pytest.approx(found.min_prob + LEVEL_FACTOR * rate * level_s)
 
 
+def test_a_row_costs_the_mean_over_the_largest_draft() -> None:
+    stairs = CostModel(np.array([1.0, 1.0, 1.3, 1.3, 1.6]), np.zeros(5), 0.0, 1.0)
+    found = [paying_thresholds(stairs, 0.0, most_nodes).min_prob for most_nodes in (1, 2, 4, 128)]
+    assert found == pytest.approx([LEAST, ROW_FACTOR * 0.15, ROW_FACTOR * 0.15, ROW_FACTOR * 0.15])
+
+
 def test_no_price_fills_trees_or_ends_all_drafts() -> None:
-    assert paying_thresholds(cost_model(0.0, 1.0), 0.0) == (LEAST, LEAST)
-    assert paying_thresholds(cost_model(5.0, 1.0), 0.01) == pytest.approx((MOST, MOST + 0.01 * LEVEL_FACTOR))
-    assert paying_thresholds(cost_model(5.0, 1.0), 9.0) == (MOST, 1.0)
+    assert paying_thresholds(cost_model(0.0, 1.0), 0.0, 3) == (LEAST, LEAST)
+    assert paying_thresholds(cost_model(5.0, 1.0), 0.01, 3) == pytest.approx((MOST, MOST + 0.01 * LEVEL_FACTOR))
+    assert paying_thresholds(cost_model(5.0, 1.0), 9.0, 3) == (MOST, 1.0)
 
 
 @pytest.mark.parametrize("method", ["eagle3", "draft_model"])
@@ -97,11 +103,11 @@ def test_thresholds_follow_from_what_rows_and_levels_cost(method: str) -> None:
     deployment, constant = Deployment(method), {"eagle3": (0.4, 0.0), "draft_model": (0.0, 0.4)}[method]
     assert deployment.asked(takes_s=9.0) == constant
     assert deployment.asked(takes_s=0.3) == constant, "the first call has read the prompt and says nothing"
-    expected = paying_thresholds(cost_model(0.1, 1.0), 0.1)
+    expected = paying_thresholds(cost_model(0.1, 1.0), 0.1, 3)
     assert deployment.asked() == pytest.approx(expected), "the last level of three holds no node"
     other = Deployment(method, PassCosts(Curve(np.array([1.0, 2.0]), np.array([1.0, 1.01]), 0.01)))
     other.draft_costs.note_draft(method, 3, 0.3)
-    assert other.asked() == pytest.approx(paying_thresholds(cost_model(0.01, 1.0), 0.1))
+    assert other.asked() == pytest.approx(paying_thresholds(cost_model(0.01, 1.0), 0.1, 3))
 
 
 @pytest.mark.parametrize("method", ["eagle3", "draft_model"])
