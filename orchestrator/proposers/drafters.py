@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator.core.context import Context
+from orchestrator.core.cost_model import CostModel
 from orchestrator.core.proposal import Budget, NativeDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
@@ -33,6 +34,7 @@ class DrafterProposer(Proposer):
         self._num_levels, self._most_nodes = num_levels, most_nodes
         self._follows_costs = config.min_prob is None and most_nodes > 0
         self._has_been_called = False
+        self._costs: CostModel | None = None  # of passes, at the last call
         self._use: DrafterUse | None = None
 
     @property
@@ -58,10 +60,15 @@ class DrafterProposer(Proposer):
         self.observe(steps[-1].proposal.tree, steps[-1].acceptance)
 
     def observe_native(self, steps: Sequence[Step]) -> None:
-        """Note how long the drafts took that are not merged with those of others."""
-        for step in steps:
-            if step.draft_s and set(step.proposal.sources) <= {self.name}:
-                self._note_draft(step.proposal.tree, step.draft_s)
+        """Note how long the drafts took that are not merged with those of others.
+
+        They are measured by the passes beside them, as the costs of rows are relative to one another: a machine that is
+        slower than when these were measured is so for both.
+        """
+        for step in steps if self._costs else ():
+            tree, pass_us = step.proposal.tree, step.acceptance.forward_us
+            if step.draft_s and pass_us and set(step.proposal.sources) <= {self.name}:
+                self._note_draft(tree, step.draft_s * float(self._costs.seconds[tree.num_nodes]) / (1e-6 * pass_us))
 
     def close(self) -> None:
         """End the drafter's sequence."""
@@ -71,7 +78,7 @@ class DrafterProposer(Proposer):
         """Call the drafter; the time of a request's first call, which reads the prompt, says little of later ones."""
         began_s = self._step_costs.clock()
         response = self._client.propose(context, sampling, budget, head)
-        if self._has_been_called and response is not NO_ANSWER:
+        if self._has_been_called and response is not NO_ANSWER and not self._client.use:  # else bursts show it
             self._note_draft(response.tree, self._step_costs.clock() - began_s)
         self._has_been_called = True
         return response
@@ -88,13 +95,12 @@ class DrafterProposer(Proposer):
         (that of a seed would otherwise depend on measured times), before the costs are known, and while others share
         the passes, where `Adaptive` chooses the sizes.
         """
-        level = self._draft_costs.level_s.get(self.name)
+        level, self._costs = self._draft_costs.level_s.get(self.name), self._step_costs.cost_model(len(context))
         if not (self._follows_costs and level and sampling.is_independent_of_drafts) or self._step_costs.shares_passes:
             return head
-        costs = self._step_costs.cost_model(len(context))
-        if costs is None:
+        if self._costs is None:
             return head
-        return replace(head, **paying_thresholds(costs, level.value, self._most_nodes)._asdict())
+        return replace(head, **paying_thresholds(self._costs, level.value, self._most_nodes)._asdict())
 
     @property
     def _has_draft(self) -> bool:
