@@ -33,7 +33,7 @@ class DrafterProposer(Proposer):
         self._step_costs, self._draft_costs = dependencies.step_costs, dependencies.draft_costs
         self._num_levels, self._most_nodes = num_levels, most_nodes
         self._follows_costs = config.min_prob is None and most_nodes > 0
-        self._has_been_called = False
+        self._has_drafted = False
         self._costs: CostModel | None = None  # of passes, at the last call
         self._use: DrafterUse | None = None
 
@@ -65,22 +65,24 @@ class DrafterProposer(Proposer):
         They are measured by the passes beside them, as the costs of rows are relative to one another: a machine that is
         slower than when these were measured is so for both.
         """
-        for step in steps if self._costs else ():
-            tree, pass_us = step.proposal.tree, step.acceptance.forward_us
-            if step.draft_s and pass_us and set(step.proposal.sources) <= {self.name}:
-                self._note_draft(tree, step.draft_s * float(self._costs.seconds[tree.num_nodes]) / (1e-6 * pass_us))
+        if self._costs is None:
+            return
+        for step in steps:
+            tree, pass_s = step.proposal.tree, 1e-6 * step.acceptance.forward_us
+            if step.draft_s and pass_s and set(step.proposal.sources) <= {self.name}:
+                self._note_draft(tree, step.draft_s * float(self._costs.seconds[tree.num_nodes]) / pass_s)
 
     def close(self) -> None:
         """End the drafter's sequence."""
         self._client.close()
 
     def _draft(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput) -> DraftResponse:
-        """Call the drafter; the time of a request's first call, which reads the prompt, says little of later ones."""
+        """Call the drafter; the time of a request's first draft, which reads the prompt, is not that of others."""
         began_s = self._step_costs.clock()
         response = self._client.propose(context, sampling, budget, head)
-        if self._has_been_called and response is not NO_ANSWER and not self._client.use:  # else bursts show it
+        if self._has_drafted and response is not NO_ANSWER and not self._client.use:  # else bursts show it
             self._note_draft(response.tree, self._step_costs.clock() - began_s)
-        self._has_been_called = True
+        self._has_drafted |= response.tree.num_nodes > 0
         return response
 
     def _note_draft(self, tree: TokenTree, draft_s: float) -> None:
@@ -169,6 +171,7 @@ class HeadProposer(DrafterProposer):
         self._config = config.resolved(dependencies.has_cheap_rows)
         self._lacks_from = 0
         self._features: HeadInput | None = None
+        self._has_been_called = False
 
     @property
     def options(self) -> StepOptions:
@@ -197,6 +200,7 @@ class HeadProposer(DrafterProposer):
         response = self._draft(context, sampling, budget, head)
         has_read = head.features is not None and response.cached_len == len(context) - 1
         self._use = self._client.use if has_read else None
+        self._has_been_called = True
         if self._method.reads_every_state:
             self._lacks_from = response.cached_len if response.cached_len >= 0 else len(context) - 1
         return Proposal(response.tree, (self.name,) * response.tree.num_nodes, response.q)
