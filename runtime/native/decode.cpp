@@ -7,6 +7,7 @@
 
 #include "../../orchestrator/native/guarded.h"
 #include "../../orchestrator/native/united.h"
+#include "growing.h"
 
 namespace native {
 namespace {
@@ -38,6 +39,8 @@ const char* refusal(const Model& model, const SegmentPass& pass, const Decoding&
     const auto is_drafter = [](const Member& member) { return !member.proposer; };
     if (std::count_if(each.members, each.members + each.num_members, is_drafter) != (each.use.drafter >= 0))
       return "members: not one without a proposer for each drafter";
+    if (each.is_grown && (each.num_members != 1 || is_drafter(*each.members))) return "is_grown: not one member, a growth";
+    if (each.is_grown && (!decoding.grow_jointly || decoding.curve.num_points < 1)) return "curve: has no points";
     if (each.max_nodes < 0 || each.max_depth < 0) return "max_nodes, max_depth: below 0";
     num_rows += each.max_nodes;
   }
@@ -53,7 +56,7 @@ class Steps {
   Steps(Model& model, const SegmentPass& first, Decoding& decoding, Pool::Awake& awake)
       : model_(model), pass_(first), decoding_(decoding), awake_(awake), count_(first.num_segments),
         segments_(first.segments, first.segments + count_), committed_(count_), trees_(count_), turns_(count_),
-        num_tokens_(count_),
+        num_tokens_(count_), growing_(decoding, count_),
         drafters_(decoding.drafters, decoding.num_drafters, uses_of(decoding, count_), first) {
     pass_.segments = segments_.data();
     for (int i = 0; i < count_; ++i) decoding_.num_read[i] = decoding_.continuations[i].use.num_read;
@@ -167,13 +170,19 @@ class Steps {
       std::copy_n(pass_.features + sources[i] * width, width, pass_.features + destinations[i] * width);
   }
 
-  // Draft the next trees: the members of each sequence take turns, and the drafters of all sequences draft together.
+  // Draft the next trees: the members of each sequence take turns, the drafters of all sequences draft together, and at
+  // last those trees grow that are sized by the rows of all.
   const char* draft() {
     for (int i = 0; i < count_; ++i) {
       trees_[i].clear(), turns_[i] = 0;
-      if (!propose(i)) return kFailed;
+      if (!decoding_.continuations[i].is_grown && !propose(i)) return kFailed;
     }
-    if (!decoding_.num_drafters) return nullptr;
+    if (decoding_.num_drafters)
+      if (const char* wrong = draft_by_drafters()) return wrong;
+    return grow();
+  }
+
+  const char* draft_by_drafters() {
     if (const char* wrong = call_drafters()) return wrong;
     for (int i = 0; i < count_; ++i) {
       if (!drafters_.has_use(i)) continue;
@@ -206,11 +215,30 @@ class Steps {
       int32_t* drafted = drafted_.data();
       const drafts::Tree tree{drafted, drafted + room, drafted + 2 * room, probabilities_.data()};
       const int size = decoding_.next(each.members[turn].proposer, committed_[i].data(), committed_[i].size(), share(i),
-                                      max_depth(i), &each.costs, &tree);
+                                      max_depth(i), &tree);
       if (size < 0) return false;
       trees_[i].merge(turn, size, tree.tokens, tree.parents, tree.names);
     }
     return true;
+  }
+
+  // Let the trees grow that are sized by the rows of all. Sequences that are over only learn, since the next pass will not
+  // hold them.
+  const char* grow() {
+    growing_.begin();
+    for (int i = 0; i < count_; ++i) {
+      const Continuation& each = decoding_.continuations[i];
+      if (!decoding_.is_over[i]) growing_.add(each, 1 + trees_[i].size());
+      if (each.is_grown) growing_.ask(committed_[i], share(i), max_depth(i));
+    }
+    if (const char* wrong = growing_.grow()) return wrong;
+    auto grown = growing_.grown().begin();
+    for (int i = 0; i < count_; ++i) {
+      if (!decoding_.continuations[i].is_grown) continue;
+      trees_[i].merge(0, grown->num_nodes, grown->tree.tokens, grown->tree.parents, grown->tree.names);
+      ++grown;
+    }
+    return nullptr;
   }
 
   // The maximum number of nodes that the member whose turn it is may add, as in `Union.propose`.
@@ -257,6 +285,7 @@ class Steps {
   std::vector<drafts::UnitedTree> trees_;        // the next tree of each sequence, and the member whose turn it is
   std::vector<int> turns_;
   std::vector<int32_t> num_tokens_, ids_, parents_, drafted_;
+  GrowingTrees growing_;
   Drafters drafters_;
   std::vector<int32_t> paths_ = std::vector<int32_t>(size_t(pass_.num_nodes));
   std::vector<double> probabilities_;
