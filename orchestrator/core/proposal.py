@@ -103,9 +103,10 @@ class NativeDrafts(NamedTuple):
 
     max_nodes, max_depth: limits of a tree. sources: by the numbers that native code gives to the sources of nodes.
     owner: a native proposer, with its `handle` and the address of its drafting function (`drafts::Next`, with costs
-    `drafts::GrowJointly`); or, without these, a drafter in the engine's process (`orchestrator.wire.drafter.DrafterUse`).
-    costs: those by which trees are sized, together with those of the other requests that have any; None if they are not.
-    The microseconds of drafting are not counted.
+    `drafts::GrowJointly`); or, without these, a drafter in the engine's process
+    (`orchestrator.wire.drafter.DrafterUse`).
+    costs: those by which its trees are sized, together with all others that are; None if they are not. The microseconds
+    of drafting are not counted.
     options: what the proposer needs from a step after which native code cannot draft.
     members: of a union, in their order, each with the limits of its own tree; the union itself has no owner or sources.
     """

@@ -19,6 +19,7 @@ LIBRARY = NativeLibrary(
     sources=("drafts.cpp",),
     headers=(
         "automaton.h",
+        "candidates.h",
         "corpus.h",
         "drafts.h",
         "estimates.h",

@@ -16,6 +16,8 @@
 
 namespace drafts {
 
+constexpr double kMargin = 0.02;
+
 inline Growth& growth_of(const Sharer& sharer) { return *static_cast<Growth*>(static_cast<Proposer*>(sharer.growth)); }
 
 // Let trees grow, and write how many nodes of each are worth sending.

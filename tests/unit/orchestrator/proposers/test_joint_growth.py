@@ -65,7 +65,9 @@ def test_no_trees_of_the_candidates_have_a_higher_rate(cost: str, seed: int, cou
         return (count + expected) / float(curve.at(np.array(float(count + num_nodes))))
 
     combinations = itertools.product(*(range(len(each) + 1) for each in best))
-    rates = [rate(sum(sizes), sum(sum(each[:n]) for each, n in zip(best, sizes, strict=True))) for sizes in combinations]
+    rates = [
+        rate(sum(sizes), sum(sum(each[:n]) for each, n in zip(best, sizes, strict=True))) for sizes in combinations
+    ]
 
     growths = [Growth([source], AcceptanceEstimates()) for source in sources]
     trees = [each.tree for each in grown(growths, [Context([1])] * count, curve, [0.0] * count)]
@@ -114,7 +116,8 @@ def natively(
     library: Any = growths[0]._growth._library
     sharers, arrays = (SharerFields * len(growths))(), []
     for fields, growth, tokens, seconds, budget in zip(sharers, growths, committed, node_s, budgets, strict=True):
-        nodes, probabilities, read = np.zeros((3, 41), np.int32), np.zeros(41), (c_int32 * len(tokens))(*tokens)
+        room, read = budget.max_nodes, (c_int32 * len(tokens))(*tokens)
+        nodes, probabilities = np.zeros((3, room), np.int32), np.zeros(room)
         arrays.append((nodes, probabilities, read))
         fields.growth, fields.committed, fields.num_committed = growth._growth.handle, ctypes.addressof(read), len(read)
         fields.tree = TreeFields(*(row.ctypes.data for row in nodes), probabilities.ctypes.data)
@@ -160,7 +163,9 @@ def test_native_trees_are_those_of_the_reference(number: int) -> None:
             context.commit(tokens_of)
         for reference, context, budget in zip(references, contexts, budgets, strict=True):
             reference.begin_tree(context, budget)
-        sizes = grow_jointly(references, node_s, joint_costs(curve, *shape, sum(budget.max_nodes for budget in budgets)))
+        sizes = grow_jointly(
+            references, node_s, joint_costs(curve, *shape, sum(budget.max_nodes for budget in budgets))
+        )
         for drafted, reference, size in zip(found, references, sizes, strict=True):
             expected = reference.sent(size)
             assert drafted.tree.tokens.tolist() == expected.tree.tokens.tolist()
