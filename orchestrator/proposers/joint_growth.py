@@ -6,6 +6,7 @@ be compiled.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from heapq import heapify, heapreplace
 from typing import Protocol
@@ -57,7 +58,8 @@ def grow_jointly(trees: Sequence[GrowingTree], context_row_s: Sequence[float], c
         if tokens > rate * (pass_s := seconds[len(added)] + contexts_s):
             rate, num_best = tokens / pass_s, len(added)
         heapreplace(heap, (minus_worth(number), number))
-    return np.bincount(added[:num_best], minlength=len(trees)).tolist()
+    sent = Counter(added[:num_best])
+    return [sent[number] for number in range(len(trees))]
 
 
 def joint_costs(

@@ -27,6 +27,7 @@ CONTEXT_S = ((0.01, 0.0), (0.02, 0.002))
 ROWS = np.arange(1.0, 41.0)
 CURVES = {
     "stairs of 4": Curve(ROWS, 1.0 + 0.2 * ((ROWS - 1) // 4), 0.1),
+    "more than 7 rows are dear": Curve(ROWS, 1.0 + 0.001 * ROWS + 2.0 * (ROWS > 7), 0.001),
     "flat": Curve(ROWS, 1.0 + 0.001 * ROWS, 0.001),
 }
 
