@@ -107,11 +107,11 @@ def rate(
     order = itertools.cycle(rng.permutation(len(texts)).tolist())
     estimates, speed, kept = AcceptanceEstimates(), 0.0, math.exp(-1 / DRIFT_PASSES)
     requests = [Request(texts[next(order)], deployment, estimates, rng.random()) for _ in range(count)]
-    num_tokens, spent_ms = 0, 0.0
+    costs, num_tokens, spent_ms = step_costs.cost_model(), 0, 0.0
     for number in range(2 * num_passes):
         if number % BURST == 0:
             costs = step_costs.cost_model()
-            assert costs
+        assert costs
         drafted = trees(requests, costs, jointly and number % BURST > 0)
         num_rows = count + sum(tree.num_nodes for tree in drafted)
         new = sum(request.step(tree) for request, tree in zip(requests, drafted, strict=True))
