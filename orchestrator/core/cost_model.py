@@ -77,6 +77,19 @@ class PassCosts(NamedTuple):
 UNKNOWN = PassCosts(Curve(np.array([1.0]), np.array([1.0]), UNKNOWN_ROW))
 
 
+class SharedCosts(NamedTuple):
+    """What sizes the trees of requests that grow together for a pass.
+
+    curve: seconds by the rows of all requests, without their contexts. root_s, node_s: what this request's context adds
+    for its root, and for each node. mean_tokens: those that a request has recently got from a pass.
+    """
+
+    curve: Curve
+    root_s: float
+    node_s: float
+    mean_tokens: float
+
+
 class CostModel(NamedTuple):
     """What one request's rows cost in the next pass, beside those of the other requests.
 
@@ -86,12 +99,14 @@ class CostModel(NamedTuple):
     rate_to_beat: tokens of the batch per second that a draft has to beat: those without a draft of this request, or
     those without any draft if they are more. If they were the former alone, requests that all draft under load would
     each find their own draft worthwhile.
+    shared: for a pass in which the trees of all requests grow together; None if unknown.
     """
 
     seconds: FloatArray
     row_s: FloatArray
     others_tokens: float
     rate_to_beat: float
+    shared: SharedCosts | None = None
 
     @property
     def plain_s(self) -> float:
@@ -151,7 +166,8 @@ class CostModels:
         # Plain steps run together only where no request drafts.
         all_plain_s = max(plain_s - self._single_s, MIN_SHARE_OF_SINGLE * plain_s)
         rate_to_beat = max((1.0 + others) / all_plain_s, (1.0 + others * tokens) / float(seconds[0]))
-        return CostModel(seconds, row_s, others * tokens, rate_to_beat)
+        shared = SharedCosts(self._costs.curve, own_s[0], own_s[1] - own_s[0], tokens)
+        return CostModel(seconds, row_s, others * tokens, rate_to_beat, shared)
 
 
 def rising(seconds: FloatArray, weights: FloatArray) -> FloatArray:

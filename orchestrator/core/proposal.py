@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from orchestrator.core.arrays import IdArray
 from orchestrator.core.context import Context
-from orchestrator.core.cost_model import CostModel
+from orchestrator.core.cost_model import SharedCosts
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, StepOptions
@@ -102,9 +102,11 @@ class NativeDrafts(NamedTuple):
     """What an engine needs to draft for a request in native code, without calling its proposer.
 
     max_nodes, max_depth: limits of a tree. sources: by the numbers that native code gives to the sources of nodes.
-    owner: a native proposer, with its `handle` and the address of its drafting function (`drafts::Next`); or, without
-    these, a drafter in the engine's process (`orchestrator.wire.drafter.DrafterUse`).
-    costs: the costs by which trees are sized; None if they are not. The microseconds of drafting are not counted.
+    owner: a native proposer, with its `handle` and the address of its drafting function (`drafts::Next`, with costs
+    `drafts::GrowJointly`); or, without these, a drafter in the engine's process
+    (`orchestrator.wire.drafter.DrafterUse`).
+    costs: those by which its trees are sized, together with all others that are; None if they are not. The microseconds
+    of drafting are not counted.
     options: what the proposer needs from a step after which native code cannot draft.
     members: of a union, in their order, each with the limits of its own tree; the union itself has no owner or sources.
     """
@@ -115,7 +117,7 @@ class NativeDrafts(NamedTuple):
     sources: tuple[str, ...]
     handle: int = 0
     next_address: int = 0
-    costs: CostModel | None = None
+    costs: SharedCosts | None = None
     options: StepOptions = StepOptions()
     members: tuple[NativeDrafts, ...] = ()
 

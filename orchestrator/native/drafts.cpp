@@ -10,6 +10,7 @@
 #include "drafts.h"
 #include "growth.h"
 #include "guarded.h"
+#include "joint_growth.h"
 #include "predicted.h"
 #include "prompt_lookup.h"
 #include "response_memory.h"
@@ -88,10 +89,10 @@ Proposer* drafts_new_suffix(const SuffixOptions* options, const void* recollecti
 
 void drafts_free(void* proposer) { delete static_cast<Proposer*>(proposer); }
 
-int drafts_next(void* proposer, const int32_t* committed, size_t count, int max_nodes, int max_depth, const Costs* costs,
+int drafts_next(void* proposer, const int32_t* committed, size_t count, int max_nodes, int max_depth,
                 const Tree* tree) {
   return guarded_or(-1, [&] {
-    return static_cast<Proposer*>(proposer)->next(committed, count, max_nodes, max_depth, costs, *tree);
+    return static_cast<Proposer*>(proposer)->next(committed, count, max_nodes, max_depth, *tree);
   });
 }
 
@@ -110,9 +111,24 @@ const char* drafts_read(void* growth, const int32_t* tokens, size_t count) {
   return native::guarded([&] { return as<Growth>(growth)->read(tokens, count), nullptr; });
 }
 
-// Write the tree after the text that has been read, as `drafts_next` does. range: of temperature.
+// Write the tree after the text that has been read; return its number of nodes. range: of temperature, for the later
+// trees, too.
 int drafts_grow(void* growth, int range, int max_nodes, int max_depth, const Costs* costs, const Tree* tree) {
-  return guarded_or(-1, [&] { return as<Growth>(growth)->grow(range, max_nodes, max_depth, *costs, *tree); });
+  return guarded_or(-1, [&] {
+    Growth* const alone = as<Growth>(growth);
+    Sharer sharer{static_cast<Proposer*>(alone), nullptr, 0, 0.0, *tree, max_nodes, max_depth, 0};
+    const Growth::Locks locks({alone});
+    alone->set_range(range);
+    alone->begin_tree(max_nodes, max_depth);
+    grow_jointly(&sharer, 1, *costs, max_nodes);
+    return sharer.num_nodes;
+  });
+}
+
+// Learn from what each request has committed, and write the trees after it, which are sized together, and their numbers
+// of nodes; returns null, or what is wrong.
+const char* drafts_grow_jointly(Sharer* sharers, size_t count, const SharedPass* pass) {
+  return native::guarded([&] { return grow_jointly(sharers, count, *pass), nullptr; });
 }
 
 // Returns null, or what is wrong.

@@ -1,4 +1,4 @@
-// The interface of a proposer in native code, the costs that size its trees, and the arrays that it writes a tree to.
+// The interfaces of proposers in native code, the costs that size their trees, and the arrays that they write trees to.
 #pragma once
 
 #include <cstddef>
@@ -18,15 +18,39 @@ struct Tree {
   double* probabilities;
 };
 
+// Curve of orchestrator/core/cost_model.py.
+struct Curve {
+  const double *rows, *seconds;
+  double row_s;
+  int32_t num_points;
+};
+
+// A pass whose trees grow together. contexts_s: what the contexts of its requests add to the curve. tokens: those that it
+// is expected to give without these trees. num_rows: its rows without these trees.
+struct SharedPass {
+  Curve curve;
+  double contexts_s, tokens;
+  int32_t num_requests, num_rows;
+};
+
+// One request's part in a pass whose trees grow together. context_row_s: seconds that its context adds to each node.
+// num_nodes: written, how many nodes of its tree are worth sending.
+struct Sharer {
+  void* growth;
+  const int32_t* committed;
+  size_t num_committed;
+  double context_row_s;
+  Tree tree;
+  int32_t max_nodes, max_depth, num_nodes;
+};
+
 // Drafts for one request; one thread at a time may use it.
 class Proposer {
  public:
   virtual ~Proposer() = default;
 
   // Learn from the tokens that a step has committed, and write the tree after them; return its number of nodes.
-  // costs: null or empty for a method that does not size its trees by them.
-  virtual int next(const int32_t* committed, size_t count, int max_nodes, int max_depth, const Costs* costs,
-                   const Tree& tree) = 0;
+  virtual int next(const int32_t* committed, size_t count, int max_nodes, int max_depth, const Tree& tree) = 0;
 };
 
 // A proposer that follows the output through the client's prediction, and therefore tells the prompt from the output.
@@ -41,6 +65,10 @@ class PredictionProposer : public Proposer {
 
 // Calls `next` of a Proposer, and returns -1 if it fails: `drafts_next` of orchestrator/native/drafts.cpp.
 using Next = int (*)(void* proposer, const int32_t* committed, size_t count, int max_nodes, int max_depth,
-                     const Costs* costs, const Tree* tree);
+                     const Tree* tree);
+
+// Learns, and lets the trees of several requests grow together; returns what is wrong, or null: `drafts_grow_jointly` of
+// orchestrator/native/drafts.cpp.
+using GrowJointly = const char* (*)(Sharer* sharers, size_t count, const SharedPass* pass);
 
 }  // namespace drafts

@@ -86,7 +86,8 @@ class NativeEstimates:
 class NativeProposer:
     """Drafts for one request.
 
-    handle, next_address: for native code that drafts step by step (drafts.h). sources: what native code drafts from;
+    handle, next_address: for native code that drafts step by step (drafts.h); next_address is that of `drafts_next`, or
+    for a growth of `drafts_grow_jointly`. sources: what native code drafts from;
     kept as long as the proposer.
     Invariant: every tree equals that of the Python reference, names included.
     """
@@ -113,7 +114,7 @@ class NativeProposer:
 
     def _next(self, read: Sequence[int], max_nodes: int, max_depth: int) -> int:
         new = (c_int32 * len(read))(*read)
-        size = self._library.drafts_next(self.handle, new, len(read), max_nodes, max_depth, None, self._tree)
+        size = self._library.drafts_next(self.handle, new, len(read), max_nodes, max_depth, self._tree)
         return counted(size, "a draft")
 
 
@@ -156,6 +157,7 @@ class GrowthBinding(PredictionBinding):
         sources = *(each.address if each else None for each in (tables, corpus)), memory.handle if memory else None
         handle = library.drafts_new_growth(estimates.handle, *sources, is_chain)
         super().__init__(library, handle, prediction, (estimates, tables, corpus, memory))
+        self.next_address = ctypes.cast(library.drafts_grow_jointly, c_void_p).value or 0
 
     def read(self, tokens: Sequence[int]) -> None:
         """Read output; candidates for steps without a tree are compared with it, except before the first tree."""

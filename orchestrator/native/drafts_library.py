@@ -8,7 +8,7 @@ from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_siz
 from functools import cache
 from pathlib import Path
 
-from orchestrator.core.cost_model import CostModel
+from orchestrator.core.cost_model import CostModel, Curve
 from orchestrator.native.compiling import NativeLibrary, Unbuilt
 
 log = logging.getLogger(__name__)
@@ -19,11 +19,13 @@ LIBRARY = NativeLibrary(
     sources=("drafts.cpp",),
     headers=(
         "automaton.h",
+        "candidates.h",
         "corpus.h",
         "drafts.h",
         "estimates.h",
         "growth.h",
         "guarded.h",
+        "joint_growth.h",
         "ngrams.h",
         "predicted.h",
         "prediction.h",
@@ -52,10 +54,46 @@ class CostFields(Structure):
         return cls(*arrays, costs.others_tokens, costs.rate_to_beat)
 
 
+class CurveFields(Structure):
+    """The costs of passes by their rows, as `drafts::Curve`."""
+
+    _fields_ = [("rows", c_void_p), ("seconds", c_void_p), ("row_s", c_double), ("num_points", c_int32)]
+
+    @classmethod
+    def of(cls, curve: Curve) -> CurveFields:
+        """Return the fields of a curve, whose arrays must outlive them."""
+        return cls(curve.rows.ctypes.data, curve.seconds.ctypes.data, curve.row_s, len(curve.rows))
+
+
 class TreeFields(Structure):
     """The arrays that a tree is written to, as `drafts::Tree`."""
 
     _fields_ = [(name, c_void_p) for name in ("tokens", "parents", "names", "probabilities")]
+
+
+class SharedPassFields(Structure):
+    """A pass whose trees grow together, as `drafts::SharedPass`."""
+
+    _fields_ = [
+        ("curve", CurveFields),
+        ("contexts_s", c_double),
+        ("tokens", c_double),
+        ("num_requests", c_int32),
+        ("num_rows", c_int32),
+    ]
+
+
+class SharerFields(Structure):
+    """One request's part in such a pass, as `drafts::Sharer`."""
+
+    _fields_ = [
+        ("growth", c_void_p),
+        ("committed", c_void_p),
+        ("num_committed", c_size_t),
+        ("context_row_s", c_double),
+        ("tree", TreeFields),
+        *((name, c_int32) for name in ("max_nodes", "max_depth", "num_nodes")),
+    ]
 
 
 class PredictedOptions(Structure):
@@ -103,9 +141,10 @@ def drafts_library() -> ctypes.CDLL | None:
         library.drafts_new_suffix,
     ):
         new.restype = c_void_p
-    written = POINTER(CostFields), POINTER(TreeFields)
-    library.drafts_next.argtypes = c_void_p, c_void_p, c_size_t, c_int, c_int, *written
-    library.drafts_grow.argtypes = c_void_p, c_int, c_int, c_int, *written
+    library.drafts_next.argtypes = c_void_p, c_void_p, c_size_t, c_int, c_int, POINTER(TreeFields)
+    library.drafts_grow.argtypes = c_void_p, c_int, c_int, c_int, POINTER(CostFields), POINTER(TreeFields)
+    library.drafts_grow_jointly.argtypes = [POINTER(SharerFields), c_size_t, POINTER(SharedPassFields)]
+    library.drafts_grow_jointly.restype = c_char_p
     for read in (
         library.drafts_read_prediction,
         library.drafts_read_prompt,

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "automaton.h"
+#include "candidates.h"
 #include "corpus.h"
 #include "drafts.h"
 #include "estimates.h"
@@ -22,61 +23,9 @@
 
 namespace drafts {
 
-constexpr double kMargin = 0.02, kMaxProbability = 0.99, kAgreement = 3.0;
+constexpr double kMaxProbability = 0.99, kAgreement = 3.0;
 constexpr int kGrades = 5;
-constexpr int kMaxLength = 8, kShorter = 1000;
 constexpr int kPredictedNgram = 6;  // the default of `predicted`
-
-// The sources, in the order in which they are asked; each is a bit of a candidate's names.
-enum Source { kPredicted, kSuffix, kMemory, kCorpus, kNgram, kNumSources };
-
-// The likeliest follower of every context of one length. keys: the packed contexts, ascending.
-struct Level {
-  const int64_t* keys;
-  const int32_t *tokens, *evidence;
-  int64_t size;
-};
-
-struct Tables {
-  const Level* levels;  // for contexts of 1, 2, … tokens
-  int64_t num_levels, vocab_size;
-};
-
-struct Option {
-  int token;
-  Kind kind;
-  Source place;
-  double prior, expected, probability;
-};
-
-// The state of each source after a continuation. place: in the prediction. remembered: by text.
-struct States {
-  Place place;
-  Match match;
-  std::array<Match, kMostTexts> remembered;
-  Recent recent;
-};
-
-struct PendingNode {
-  double minus_probability;
-  int depth, parent, token;
-  Option option;
-  bool operator>(const PendingNode& other) const {
-    return std::tie(minus_probability, depth, parent, token) >
-           std::tie(other.minus_probability, other.depth, other.parent, other.token);
-  }
-};
-
-inline int length_of(int length) { return length < kMaxLength * 3 / 2 ? std::min(length, kMaxLength) : kMaxLength + 1; }
-
-inline double text_prior(int evidence) {
-  double length = evidence / 20;
-  return length / (length + 1.5);
-}
-
-inline int text_evidence(int length, double share, int times) {
-  return 20 * length_of(length) + 4 * int(4 * share) + std::min(times, 4) - 1;
-}
 
 class Growth : public PredictionProposer {
  public:
@@ -100,20 +49,56 @@ class Growth : public PredictionProposer {
     num_judged_ = 0;
   }
 
-  int next(const int32_t* committed, size_t count, int max_nodes, int max_depth, const Costs* costs,
-           const Tree& tree) override {
+  // Its trees grow together with others' (joint_growth.h), so it writes none.
+  int next(const int32_t* committed, size_t count, int, int, const Tree&) override { return follow(committed, count), 0; }
+
+  // Learn from the tokens that a step has committed, and read them.
+  void follow(const int32_t* committed, size_t count) {
     learn(committed, count);
     read(committed, count);
-    return grow(range_, max_nodes, max_depth, *costs, tree);
   }
 
-  // Write the tree with the most expected tokens per second; return its number of nodes. range: of temperature.
-  int grow(int range, int max_nodes, int max_depth, const Costs& costs, const Tree& tree) {
-    const std::lock_guard lock(estimates_->mutex);
-    has_grown_ = true, range_ = range;
-    int num_nodes = 0;
-    with_memory([&] { num_nodes = grown(max_nodes, max_depth, costs, tree); });
-    return num_nodes;
+  // Keeps the counts and the earlier responses, which the growths of a process share, from changing while trees grow.
+  class Locks {
+   public:
+    explicit Locks(const std::vector<Growth*>& growths) {
+      const auto remembers = std::find_if(growths.begin(), growths.end(), [](const Growth* each) { return each->memory_; });
+      if (!growths.empty()) estimates_ = std::unique_lock(growths[0]->estimates_->mutex);
+      if (remembers != growths.end()) memory_ = std::unique_lock((*remembers)->memory_->memory->mutex);
+    }
+
+   private:
+    std::unique_lock<std::mutex> estimates_, memory_;
+  };
+
+  void set_range(int range) { range_ = range; }
+
+  // Begin a tree after the text, under Locks.
+  void begin_tree(int max_nodes, int max_depth) {
+    has_grown_ = true, num_nodes_ = 0, max_nodes_ = max_nodes, max_depth_ = max_depth;
+    refresh_ratios();
+    recall();
+    options_.clear(), children_.clear(), states_.clear();
+    waiting_ = {};
+    expand(0, 0, 1.0, start());
+  }
+
+  // The probability of the likeliest node that may be added; 0 if there is none, or no room for it.
+  double likeliest() const {
+    return waiting_.empty() || num_nodes_ == max_nodes_ ? 0.0 : -waiting_.top().minus_probability;
+  }
+
+  // Add that node, under Locks.
+  void add(const Tree& tree) {
+    const PendingNode next = waiting_.top();
+    waiting_.pop();
+    tree.tokens[num_nodes_] = next.token;
+    tree.parents[num_nodes_] = next.parent;
+    tree.names[num_nodes_] = next.option.kind.names;
+    tree.probabilities[num_nodes_] = -next.minus_probability;
+    const int node = ++num_nodes_;
+    children_[next.parent].emplace_back(next.token, node);
+    expand(node, next.depth, -next.minus_probability, after(states_[next.parent], next.token));
   }
 
   void learn(const int32_t* tokens, size_t count) {
@@ -132,40 +117,8 @@ class Growth : public PredictionProposer {
   }
 
  private:
-  // Call use() while the texts of the memory are locked.
-  template <typename Use>
-  void with_memory(Use&& use) {
-    with_texts(memory_, [&](const Texts& texts) {
-      texts_ = &texts;
-      use();
-      texts_ = nullptr;
-    });
-  }
-
-  int grown(int max_nodes, int max_depth, const Costs& costs, const Tree& tree) {
-    refresh_ratios();
-    max_depth_ = max_depth;
-    options_.clear(), children_.clear(), states_.clear();
-    waiting_ = {};
-    expand(0, 0, 1.0, start());
-    double expected = 1.0 + costs.others_tokens, rate = (1.0 + kMargin) * costs.rate_to_beat;
-    int num_nodes = 0, num_best = 0;
-    while (!waiting_.empty() && num_nodes < max_nodes) {
-      PendingNode next = waiting_.top();
-      if (-next.minus_probability <= rate * costs.row_s[num_nodes]) break;
-      waiting_.pop();
-      tree.tokens[num_nodes] = next.token;
-      tree.parents[num_nodes] = next.parent;
-      tree.names[num_nodes] = next.option.kind.names;
-      tree.probabilities[num_nodes] = -next.minus_probability;
-      int node = ++num_nodes;
-      children_[next.parent].emplace_back(next.token, node);
-      expected -= next.minus_probability;
-      if (expected > rate * costs.seconds[node]) rate = expected / costs.seconds[node], num_best = node;
-      expand(node, next.depth, -next.minus_probability, after(states_[next.parent], next.token));
-    }
-    return num_best;
-  }
+  // Find the texts of the memory that may be drafted from, under Locks.
+  void recall() { texts_ = memory_ ? memory_->memory->texts(memory_->salt) : Texts{}; }
 
   void append(int token) {
     text_.append(token);
@@ -177,16 +130,17 @@ class Growth : public PredictionProposer {
   }
 
   void judge(int token) {
-    const std::lock_guard lock(estimates_->mutex);
+    const Locks locks({this});
     refresh_ratios();
-    with_memory([&] { compare(options_behind(start()), token); });
+    recall();
+    compare(options_behind(start()), token);
   }
 
   // The states after the text.
   States start() {
     States states{prediction_.start(recent_), text_.repeated(), {}, recent_};
-    for (size_t i = 0; i < texts_->size(); ++i)
-      states.remembered[i] = (*texts_)[i]->find(recent_.backwards.data(), recent_.count);
+    for (size_t i = 0; i < texts_.size(); ++i)
+      states.remembered[i] = texts_[i]->find(recent_.backwards.data(), recent_.count);
     return states;
   }
 
@@ -200,8 +154,8 @@ class Growth : public PredictionProposer {
   States after(States states, int token) const {
     states.place = prediction_.after(states.place, token);
     states.match = text_.after(states.match, token);
-    for (size_t i = 0; i < texts_->size(); ++i)
-      states.remembered[i] = (*texts_)[i]->after(states.remembered[i], token);
+    for (size_t i = 0; i < texts_.size(); ++i)
+      states.remembered[i] = texts_[i]->after(states.remembered[i], token);
     states.recent.add(token);
     return states;
   }
@@ -260,10 +214,10 @@ class Growth : public PredictionProposer {
       if (is_new) name_follower(kSuffix, text_, shorter, kShorter, 0.5);
     }
     close();
-    if (!texts_->empty()) {
-      auto longest = std::max_element(states.remembered.begin(), states.remembered.begin() + texts_->size(),
+    if (!texts_.empty()) {
+      auto longest = std::max_element(states.remembered.begin(), states.remembered.begin() + texts_.size(),
                                       [](Match a, Match b) { return a.length < b.length; });
-      if (longest->state) name_follower(kMemory, *(*texts_)[longest - states.remembered.begin()], *longest, 0, 1.0);
+      if (longest->state) name_follower(kMemory, *texts_[longest - states.remembered.begin()], *longest, 0, 1.0);
       close();
     }
     if (corpus_) {
@@ -304,12 +258,12 @@ class Growth : public PredictionProposer {
   const Tables* tables_;
   const Corpus* corpus_;
   const Recollection* memory_;
-  const Texts* texts_ = nullptr;  // of the memory, while they are locked
+  Texts texts_;  // of the memory, valid while it is locked
   Prediction prediction_{kPredictedNgram};
   bool is_chain_;
   Automaton text_{kMaxMatch};
   Recent recent_{};
-  int max_depth_ = 0, range_ = 0;
+  int num_nodes_ = 0, max_nodes_ = 0, max_depth_ = 0, range_ = 0;
   bool has_grown_ = false;
   size_t num_judged_ = 0;  // how many of the tokens that will be read next
   std::array<RequestOdds, kNumSources> odds_;

@@ -25,7 +25,7 @@ class Predicted : public PredictionProposer {
     for (size_t i = 0; i < count; ++i) recent_.add(tokens[i]);
   }
 
-  int next(const int32_t* committed, size_t count, int max_nodes, int max_depth, const Costs*, const Tree& tree) override {
+  int next(const int32_t* committed, size_t count, int max_nodes, int max_depth, const Tree& tree) override {
     for (size_t i = 0; i < count; ++i) read(committed[i]);
     const int longest = std::min({draft_len_, max_nodes, max_depth});
     const bool fits = longest > 0 && prediction_.follow(recent_, std::max(num_rejected_ - 1, 0));

@@ -28,7 +28,7 @@ class PromptLookup : public Proposer {
  public:
   explicit PromptLookup(const PromptLookupOptions& options) : options_(options), index_(options.max_ngram) {}
 
-  int next(const int32_t* committed, size_t count, int max_nodes, int max_depth, const Costs*, const Tree& tree) override {
+  int next(const int32_t* committed, size_t count, int max_nodes, int max_depth, const Tree& tree) override {
     for (size_t i = 0; i < count; ++i) index_.append(committed[i]), text_.push_back(committed[i]);
     const int longest = std::min({options_.draft_len, max_nodes, max_depth}), num_tokens = int(text_.size());
     int num_nodes = 0;

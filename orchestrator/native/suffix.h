@@ -28,7 +28,7 @@ class Suffix : public Proposer {
   Suffix(const SuffixOptions& options, const Recollection* memory, const Corpus* corpus)
       : options_(options), text_(options.max_depth), memory_(memory), corpus_(corpus) {}
 
-  int next(const int32_t* committed, size_t count, int max_nodes, int max_depth, const Costs*, const Tree& tree) override {
+  int next(const int32_t* committed, size_t count, int max_nodes, int max_depth, const Tree& tree) override {
     read(committed, count);
     budget_nodes_ = max_nodes, budget_depth_ = max_depth;
     best_ = {};

@@ -17,9 +17,8 @@ from orchestrator.core.proposal import Budget, Proposal
 from orchestrator.core.tree import TokenTree
 from orchestrator.proposers.candidates import CandidateSource
 from orchestrator.proposers.estimates import AcceptanceEstimates, RequestOdds, corrected
+from orchestrator.proposers.joint_growth import grow_jointly
 
-#: A tree is sent only if it promises this fraction more tokens per second than a plain step.
-MARGIN = 0.02
 #: The highest probability that an estimate gives a candidate.
 MAX_PROBABILITY = 0.99
 #: The factor by which each additional source that names a token raises its prior odds.
@@ -71,8 +70,8 @@ class PendingNode(NamedTuple):
     states: States
 
 
-class GrowingTree:
-    """A tree while it grows. options: those after the text (index 0) and after each node."""
+class GrownTree:
+    """The nodes of a tree so far. options: those after the text (index 0) and after each node."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -110,9 +109,10 @@ class Growth:
         self._sources, self._estimates, self._is_chain = sources, estimates, is_chain
         self._odds = [RequestOdds() for _ in sources]
         self._ratios: list[float] = []
-        self._max_depth = self._range = 0
+        self._max_nodes = self._max_depth = self._range = 0
         self._num_judged = 0
-        self._grown = GrowingTree()
+        self._grown = GrownTree()
+        self._heap: list[PendingNode] = []
         self.probabilities = np.empty(0)
 
     def begin(self, context: Context) -> None:
@@ -121,33 +121,41 @@ class Growth:
     def grow(self, context: Context, budget: Budget, costs: CostModel, temperature_range: int = 0) -> Proposal:
         """Return the tree with the most expected tokens per second; often a bare root.
 
+        temperature_range: the request's (`range_of`). Invariant: that of `grow_jointly`, for one tree.
+        """
+        self.begin_tree(context, budget, temperature_range)
+        return self.sent(*grow_jointly([self], [0.0], costs))
+
+    def begin_tree(self, context: Context, budget: Budget, temperature_range: int = 0) -> None:
+        """Begin a tree after the text.
+
         The probability of a node is the product of those on its path, so no node is likelier than its parent, and the
-        best n nodes are the n likeliest. temperature_range: the request's (`range_of`).
-        Invariant: no larger tree of these candidates has a higher rate. A node that is no likelier than the highest
-        rate so far × the least cost of another row cannot raise the rate, nor can any node after it.
+        best n nodes are the n likeliest.
         """
         self._judge(context)
-        self._ratios, self._max_depth = [odds.ratio for odds in self._odds], budget.max_depth
-        self._range = temperature_range
-        grown = self._grown = GrowingTree()
-        heap: list[PendingNode] = []
-        self._expand(heap, 0, 0, 1.0, tuple(source.start(context) for source in self._sources))
-        seconds, row_s = costs.seconds.tolist(), costs.row_s.tolist()
-        tokens, num_best = 1.0 + costs.others_tokens, 0
-        rate = (1.0 + MARGIN) * costs.rate_to_beat
-        while heap and len(grown.tokens) < budget.max_nodes:
-            best = heappop(heap)
-            if -best.minus_probability <= rate * row_s[len(grown.tokens)]:
-                break
-            node = grown.add(best)
-            tokens -= best.minus_probability
-            if tokens > rate * seconds[node]:
-                rate, num_best = tokens / seconds[node], node
-            states = zip(self._sources, best.states, strict=True)
-            after = tuple(source.after(state, best.token) for source, state in states)
-            self._expand(heap, node, best.depth, -best.minus_probability, after)
-        self.probabilities = np.array(grown.probabilities[:num_best])
-        return grown.proposal(num_best) if num_best else Proposal.empty()
+        self._ratios, self._range = [odds.ratio for odds in self._odds], temperature_range
+        self._max_nodes, self._max_depth = budget.max_nodes, budget.max_depth
+        self._grown, self._heap = GrownTree(), []
+        self._expand(0, 0, 1.0, tuple(source.start(context) for source in self._sources))
+
+    @property
+    def likeliest(self) -> float:
+        """The probability of the likeliest node that may be added; 0 if there is none, or no room for it."""
+        has_room = self._heap and len(self._grown.tokens) < self._max_nodes
+        return -self._heap[0].minus_probability if has_room else 0.0
+
+    def add(self) -> None:
+        """Add that node."""
+        best = heappop(self._heap)
+        node = self._grown.add(best)
+        states = zip(self._sources, best.states, strict=True)
+        after = tuple(source.after(state, best.token) for source, state in states)
+        self._expand(node, best.depth, -best.minus_probability, after)
+
+    def sent(self, num_nodes: int) -> Proposal:
+        """Return the proposal of the tree's first nodes."""
+        self.probabilities = np.array(self._grown.probabilities[:num_nodes])
+        return self._grown.proposal(num_nodes) if num_nodes else Proposal.empty()
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Compare the candidates with the text that followed, whether or not they were sent."""
@@ -159,7 +167,7 @@ class Growth:
             if token not in grown.children[node]:
                 break
             node = grown.children[node][token]
-        self._grown = GrowingTree()
+        self._grown = GrownTree()
 
     def native_drafts(self, limits: Budget, costs: CostModel) -> None:
         """Return None: the reference is not native code."""
@@ -180,8 +188,8 @@ class Growth:
             self._odds[option.place].observe(option.expected, option.token == token)
             self._estimates.observe(option.kind, option.token == token)
 
-    def _expand(self, heap: list[PendingNode], node: int, depth: int, probability: float, states: States) -> None:
-        """Note the options after a node, and add them to the heap."""
+    def _expand(self, node: int, depth: int, probability: float, states: States) -> None:
+        """Note the options after a node, and the nodes that may be added with them."""
         options = self._options(states)
         self._grown.options.append(options)
         self._grown.children.append({})
@@ -191,7 +199,7 @@ class Growth:
             options = [max(options, key=lambda option: option.probability)]
         for option in options:
             minus_probability = -probability * option.probability
-            heappush(heap, PendingNode(minus_probability, depth + 1, node, option.token, option, states))
+            heappush(self._heap, PendingNode(minus_probability, depth + 1, node, option.token, option, states))
 
     def _options(self, states: States) -> list[Option]:
         """Return the candidates of all sources, each token once."""

@@ -74,7 +74,7 @@ class NativeGrowth:
         """Return what native code needs to grow the next trees by itself."""
         growth = self._growth
         return NativeDrafts(
-            growth, limits.max_nodes, limits.max_depth, SOURCES, growth.handle, growth.next_address, costs
+            growth, limits.max_nodes, limits.max_depth, SOURCES, growth.handle, growth.next_address, costs.shared
         )
 
     def note_read(self, num_tokens: int) -> None:

@@ -7,6 +7,8 @@
 
 #include "../../orchestrator/native/guarded.h"
 #include "../../orchestrator/native/united.h"
+#include "decode_arguments.h"
+#include "growing.h"
 
 namespace native {
 namespace {
@@ -14,7 +16,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr const char* kFailed = "a proposer has failed";
-constexpr int kMaxMembers = 32 / drafts::kNameBits;
 
 int32_t us_between(Clock::time_point from, Clock::time_point to) {
   return int32_t(std::chrono::duration_cast<std::chrono::microseconds>(to - from).count());
@@ -26,34 +27,13 @@ int bits_of(int number) {
   return bits;
 }
 
-const char* refusal(const Model& model, const SegmentPass& pass, const Decoding& decoding) {
-  if (decoding.num_steps < 1) return "num_steps: below 1";
-  if (pass.num_rows != pass.num_segments + pass.num_nodes) return "segments: not one row each before their trees";
-  int64_t num_rows = pass.num_segments;
-  for (int i = 0; i < pass.num_segments; ++i) {
-    const Continuation& each = decoding.continuations[i];
-    if (each.max_tokens < 1) return "max_tokens: below 1";
-    if (each.num_stop_ids < 0) return "num_stop_ids: below 0";
-    if (each.num_members < 0 || each.num_members > kMaxMembers) return "num_members: not in 0..4";
-    const auto is_drafter = [](const Member& member) { return !member.proposer; };
-    if (std::count_if(each.members, each.members + each.num_members, is_drafter) != (each.use.drafter >= 0))
-      return "members: not one without a proposer for each drafter";
-    if (each.max_nodes < 0 || each.max_depth < 0) return "max_nodes, max_depth: below 0";
-    num_rows += each.max_nodes;
-  }
-  num_rows = std::max<int64_t>(num_rows, pass.num_rows);
-  if (num_rows > kMaxPassRows) return "max_nodes: more rows than a pass may have";
-  if (num_rows > decoding.max_logits) return "max_logits: fewer than the rows of a pass";
-  return model.shape.vocab_size < 1 ? "the model has no vocabulary" : nullptr;
-}
-
 // The steps of one call.
 class Steps {
  public:
   Steps(Model& model, const SegmentPass& first, Decoding& decoding, Pool::Awake& awake)
       : model_(model), pass_(first), decoding_(decoding), awake_(awake), count_(first.num_segments),
         segments_(first.segments, first.segments + count_), committed_(count_), trees_(count_), turns_(count_),
-        num_tokens_(count_),
+        num_tokens_(count_), growing_(decoding, count_),
         drafters_(decoding.drafters, decoding.num_drafters, uses_of(decoding, count_), first) {
     pass_.segments = segments_.data();
     for (int i = 0; i < count_; ++i) decoding_.num_read[i] = decoding_.continuations[i].use.num_read;
@@ -167,13 +147,19 @@ class Steps {
       std::copy_n(pass_.features + sources[i] * width, width, pass_.features + destinations[i] * width);
   }
 
-  // Draft the next trees: the members of each sequence take turns, and the drafters of all sequences draft together.
+  // Draft the next trees: the members of each sequence take turns, the drafters of all sequences draft together, and at
+  // last those trees grow that are sized by the rows of all.
   const char* draft() {
     for (int i = 0; i < count_; ++i) {
       trees_[i].clear(), turns_[i] = 0;
-      if (!propose(i)) return kFailed;
+      if (!decoding_.continuations[i].is_grown && !propose(i)) return kFailed;
     }
-    if (!decoding_.num_drafters) return nullptr;
+    if (decoding_.num_drafters)
+      if (const char* wrong = draft_by_drafters()) return wrong;
+    return grow();
+  }
+
+  const char* draft_by_drafters() {
     if (const char* wrong = call_drafters()) return wrong;
     for (int i = 0; i < count_; ++i) {
       if (!drafters_.has_use(i)) continue;
@@ -206,11 +192,30 @@ class Steps {
       int32_t* drafted = drafted_.data();
       const drafts::Tree tree{drafted, drafted + room, drafted + 2 * room, probabilities_.data()};
       const int size = decoding_.next(each.members[turn].proposer, committed_[i].data(), committed_[i].size(), share(i),
-                                      max_depth(i), &each.costs, &tree);
+                                      max_depth(i), &tree);
       if (size < 0) return false;
       trees_[i].merge(turn, size, tree.tokens, tree.parents, tree.names);
     }
     return true;
+  }
+
+  // Let the trees grow that are sized by the rows of all. Sequences that are over only learn, since the next pass will not
+  // hold them.
+  const char* grow() {
+    growing_.begin();
+    for (int i = 0; i < count_; ++i) {
+      const Continuation& each = decoding_.continuations[i];
+      if (!decoding_.is_over[i]) growing_.add(each, 1 + trees_[i].size());
+      if (each.is_grown) growing_.ask(committed_[i], share(i), max_depth(i));
+    }
+    if (const char* wrong = growing_.grow()) return wrong;
+    auto grown = growing_.grown().begin();
+    for (int i = 0; i < count_; ++i) {
+      if (!decoding_.continuations[i].is_grown) continue;
+      trees_[i].merge(0, grown->num_nodes, grown->tree.tokens, grown->tree.parents, grown->tree.names);
+      ++grown;
+    }
+    return nullptr;
   }
 
   // The maximum number of nodes that the member whose turn it is may add, as in `Union.propose`.
@@ -257,6 +262,7 @@ class Steps {
   std::vector<drafts::UnitedTree> trees_;        // the next tree of each sequence, and the member whose turn it is
   std::vector<int> turns_;
   std::vector<int32_t> num_tokens_, ids_, parents_, drafted_;
+  GrowingTrees growing_;
   Drafters drafters_;
   std::vector<int32_t> paths_ = std::vector<int32_t>(size_t(pass_.num_nodes));
   std::vector<double> probabilities_;

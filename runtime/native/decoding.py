@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import Structure, c_int32, c_void_p
+from ctypes import Structure, c_double, c_int32, c_void_p
 from typing import NamedTuple
 
 import numpy as np
 
 from orchestrator.core.arrays import IdArray
+from orchestrator.core.cost_model import SharedCosts
 from orchestrator.core.proposal import NativeDrafts
 from orchestrator.core.tree import TokenTree
-from orchestrator.native.drafts_library import CostFields
+from orchestrator.native.drafts_library import CurveFields
 from orchestrator.native.sampling import Requests
 from runtime.kv.batch import MAX_PASS_ROWS, MAX_TREE_NODES
 from runtime.kv.groups import STEP_TOKENS
@@ -33,11 +34,12 @@ class ContinuationFields(Structure):
 
     _fields_ = [
         ("members", c_void_p),
-        ("costs", CostFields),
+        ("root_s", c_double),
+        ("node_s", c_double),
         ("use", DrafterUseFields),
         ("stop_ids", c_void_p),
         *((name, c_int32) for name in (
-            "num_members", "num_stop_ids", "min_tokens", "max_tokens", "max_nodes", "max_depth",
+            "num_members", "num_stop_ids", "min_tokens", "max_tokens", "max_nodes", "max_depth", "is_grown",
         )),
     ]  # fmt: skip
 
@@ -47,10 +49,12 @@ class DecodingFields(Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("num_steps", "limit_us", "max_logits")),
+        *((name, c_void_p) for name in ("interrupt", "requests", "verify", "next", "grow_jointly")),
+        ("curve", CurveFields),
+        ("mean_tokens", c_double),
         *((name, c_void_p) for name in (
-            "interrupt", "requests", "verify", "next", "continuations", "drafters", "num_threads", "first_threads",
-            "path_lens", "next_tokens", "num_nodes", "is_over", "num_read", "node_tokens", "node_parents", "node_names",
-            "paths", "figures",
+            "continuations", "drafters", "num_threads", "first_threads", "path_lens", "next_tokens", "num_nodes",
+            "is_over", "num_read", "node_tokens", "node_parents", "node_names", "paths", "figures",
         )),
         ("num_drafters", c_int32),
         ("num_made", c_int32),
@@ -146,8 +150,9 @@ class DecodingCall:
             fields.min_tokens, fields.max_tokens = each.min_tokens, each.max_tokens
             if drafts := each.drafts:
                 fields.max_nodes, fields.max_depth = most, drafts.max_depth
-                if drafts.costs:
-                    fields.costs = CostFields.of(drafts.costs)
+                if costs := drafts.costs:
+                    fields.is_grown, fields.root_s, fields.node_s = True, costs.root_s, costs.node_s
+        shared = _shared_costs(sequences)
         self.max_logits = count + max(sum(max_nodes), num_first)
         self.fields = DecodingFields(
             steps,
@@ -156,7 +161,10 @@ class DecodingCall:
             ctypes.addressof(decoding.interrupt),
             ctypes.addressof(decoding.requests),
             decoding.verify,
-            _next_address(sequences),
+            _address(sequences, grows=False),
+            _address(sequences, grows=True),
+            CurveFields.of(shared.curve) if shared else CurveFields(),
+            shared.mean_tokens if shared else 1.0,
             ctypes.addressof(self._fields),
             ctypes.addressof(self._drafters) if drafters else None,
             *(ctypes.addressof(threads) for threads in self._threads),
@@ -245,10 +253,17 @@ def _members_of(sequence: Continuation) -> ctypes.Array[MemberFields]:
     return (MemberFields * len(members))(*(MemberFields(each.handle or None, each.max_nodes) for each in members))
 
 
-def _next_address(sequences: Sequence[Continuation]) -> int | None:
-    """Return the address of the function with which proposers draft, which is the same for all of them."""
-    members = (each for sequence in sequences if sequence.drafts for each in sequence.drafts.members_or_self)
-    return next((each.next_address for each in members if each.handle), None)
+def _address(sequences: Sequence[Continuation], *, grows: bool) -> int | None:
+    """Return the address of the function with which trees are drafted, or grow together; it is the same for all."""
+    drafts = (each.drafts for each in sequences if each.drafts and bool(each.drafts.costs) == grows)
+    members = (member for each in drafts for member in each.members_or_self)
+    return next((member.next_address for member in members if member.handle), None)
+
+
+def _shared_costs(sequences: Sequence[Continuation]) -> SharedCosts | None:
+    """Return the costs of a sequence whose tree grows together with others; those of all are about the same."""
+    drafts = (each.drafts for each in sequences if each.drafts)
+    return next((each.costs for each in drafts if each.costs), None)
 
 
 def has_room(sequences: Sequence[Continuation], vocab_size: int) -> bool:

@@ -21,7 +21,8 @@ size_t size_of(const char* name) {
       {"Decoding", sizeof(native::Decoding)},     {"Drafter", sizeof(native::Drafter)},
       {"DrafterUse", sizeof(native::DrafterUse)}, {"Costs", sizeof(drafts::Costs)},
       {"Tree", sizeof(drafts::Tree)},             {"Request", sizeof(sampling::Request)},
-      {"Member", sizeof(native::Member)},
+      {"Member", sizeof(native::Member)},         {"SharedPass", sizeof(drafts::SharedPass)},
+      {"Sharer", sizeof(drafts::Sharer)},
   };
   const auto found = sizes.find(name);
   return found == sizes.end() ? 0 : found->second;

@@ -16,7 +16,8 @@ from orchestrator.core.types import Acceptance
 from orchestrator.native.drafts import GrowthBinding
 from orchestrator.proposers.candidates import Candidate
 from orchestrator.proposers.estimates import AcceptanceEstimates, RequestOdds, corrected, range_of
-from orchestrator.proposers.growth import MARGIN, Growth
+from orchestrator.proposers.growth import Growth
+from orchestrator.proposers.joint_growth import MARGIN
 from orchestrator.proposers.registry import select_method
 from tests.support.cost_models import cost_model_of
 from tests.support.decode import dependencies

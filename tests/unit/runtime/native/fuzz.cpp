@@ -182,8 +182,7 @@ const char* decide(sampling::Request* requests, size_t count, size_t vocab_size,
 }
 
 // A random tree of at most max_nodes nodes. proposer: the size of the vocabulary.
-int random_tree(void* proposer, const int32_t*, size_t, int max_nodes, int max_depth, const drafts::Costs*,
-                const drafts::Tree* tree) {
+int random_tree(void* proposer, const int32_t*, size_t, int max_nodes, int max_depth, const drafts::Tree* tree) {
   const int num_nodes = max_depth > 0 ? below(max_nodes + 1) : 0;
   std::vector<int> depths(1, 0);
   for (int node = 0; node < num_nodes; ++node) {
@@ -194,6 +193,16 @@ int random_tree(void* proposer, const int32_t*, size_t, int max_nodes, int max_d
     tree->names[node] = 1, tree->probabilities[node] = 0.5;
   }
   return num_nodes;
+}
+
+// Random trees, as if they grew together.
+const char* random_trees(drafts::Sharer* sharers, size_t count, const drafts::SharedPass* pass) {
+  if (pass->num_requests > int(count) || pass->num_rows != pass->num_requests) return "a pass of growing trees has other rows";
+  for (size_t i = 0; i < count; ++i) {
+    drafts::Sharer& each = sharers[i];
+    each.num_nodes = random_tree(each.growth, each.committed, each.num_committed, each.max_nodes, each.max_depth, &each.tree);
+  }
+  return nullptr;
 }
 
 constexpr int kMaxNodes = 12, kSteps = 10;
@@ -257,9 +266,12 @@ struct RandomDrafter {
 };
 
 // The tokens of each sequence after a cache, which is copied; their sequences begin with one row and perhaps a tree.
-// drafts: whether two methods propose random trees; drafter: what drafts between them, null for nothing.
+// num_methods: how many methods propose random trees, with kGrown one whose trees grow together; drafter: what drafts
+// between them, null for nothing.
+constexpr int kGrown = -1;
+
 std::vector<std::vector<int32_t>> decoded(native::Model* model, Arrays arrays, const native::Pass& rows, Segments all,
-                                          int block_tokens, bool drafts, const RandomDrafter* drafter, int num_threads,
+                                          int block_tokens, int num_methods, const RandomDrafter* drafter, int num_threads,
                                           const char** wrong) {
   const int count = int(all.segments.size()), nodes = kSteps * kMaxNodes * count + int(all.parents.size());
   int vocab_size = model->shape.vocab_size;
@@ -268,19 +280,20 @@ std::vector<std::vector<int32_t>> decoded(native::Model* model, Arrays arrays, c
   native::SegmentPass pass = all.pass(arrays, rows, block_tokens);
   pass.num_logits = pass.num_rows, pass.logits = logits.data();
   std::vector<sampling::Request> requests(count);
-  std::vector<native::Member> members(drafts ? 2 : 0, native::Member{&vocab_size, kMaxNodes});
+  std::vector<native::Member> members(std::abs(num_methods), native::Member{&vocab_size, kMaxNodes});
   if (drafter) members.insert(members.begin() + members.size() / 2, native::Member{nullptr, kMaxNodes});
-  const native::Continuation further{members.data(), {}, {-1, 0, {}}, nullptr, int(members.size()), 0, 0, 40,
-                                     members.empty() ? 0 : kMaxNodes, 5};
+  const native::Continuation further{members.data(), 0.0, 0.0, {-1, 0, {}}, nullptr, int(members.size()), 0, 0, 40,
+                                     members.empty() ? 0 : kMaxNodes, 5, num_methods == kGrown};
   std::vector<native::Continuation> continuations(count, further);
   for (int i = 0; drafter && i < count; ++i) continuations[i].use = drafter->uses[i];
   std::vector<int32_t> by_segment(3 * kSteps * count), is_over(count), num_read(count), by_node(4 * nodes + 1), figures(4 * kSteps);
   const std::vector<int32_t> threads(14, num_threads);
   const int32_t interrupt = 0;
+  const double second = 1.0;
   const auto row = [&](int i) { return by_segment.data() + i * kSteps * count; };
   const auto node = [&](int i) { return by_node.data() + i * nodes; };
-  native::Decoding decoding{kSteps, 1 << 30, int(all.logits.size()), &interrupt, requests.data(), decide, random_tree,
-                            continuations.data(), drafter ? &drafter->drafter : nullptr, threads.data(), threads.data(),
+  native::Decoding decoding{kSteps, 1 << 30, int(all.logits.size()), &interrupt, requests.data(), decide, random_tree, random_trees,
+                            {&second, &second, 0.0, 1}, 1.0, continuations.data(), drafter ? &drafter->drafter : nullptr, threads.data(), threads.data(),
                             row(0), row(1), row(2), is_over.data(), num_read.data(), node(0), node(1), node(2), node(3),
                             figures.data(), drafter ? 1 : 0, 0};
   *wrong = native_decode(model, &pass, &decoding);
@@ -314,33 +327,35 @@ const char* compare_decoding(native::Model* model, const Arrays& arrays, const n
     at += segment.num_nodes + 1;
   }
   const char* wrong = nullptr;
-  const auto drafted = decoded(model, arrays, rows, rooted, block_tokens, true, nullptr, 2, &wrong);
+  const auto drafted = decoded(model, arrays, rows, rooted, block_tokens, 2, nullptr, 2, &wrong);
   if (wrong) return wrong;
   Segments bare = rooted;
   bare.ids.clear(), bare.parents.clear();
   for (size_t i = 0, at = 0; i < rooted.segments.size(); at += rooted.segments[i++].num_nodes + 1)
     bare.ids.push_back(rooted.ids[at]), bare.segments[i].num_nodes = 0;
-  const auto plain = decoded(model, arrays, rows, bare, block_tokens, false, nullptr, 1, &wrong);
+  const auto plain = decoded(model, arrays, rows, bare, block_tokens, 0, nullptr, 1, &wrong);
   if (wrong) return wrong;
   RandomDrafter drafter(model->shape, rows, bare, block_tokens);
-  const auto by_drafter = decoded(model, arrays, rows, bare, block_tokens, false, &drafter, 2, &wrong);
+  const auto by_drafter = decoded(model, arrays, rows, bare, block_tokens, 0, &drafter, 2, &wrong);
   if (wrong) return wrong;
-  const auto by_union = decoded(model, arrays, rows, bare, block_tokens, true, &drafter, 2, &wrong);
+  const auto by_union = decoded(model, arrays, rows, bare, block_tokens, 2, &drafter, 2, &wrong);
   if (wrong) return wrong;
-  for (const auto& texts : {drafted, by_drafter, by_union})
+  const auto grown = decoded(model, arrays, rows, rooted, block_tokens, kGrown, nullptr, 2, &wrong);
+  if (wrong) return wrong;
+  for (const auto& texts : {drafted, by_drafter, by_union, grown})
     for (size_t i = 0; i < plain.size(); ++i)
       if (!std::equal(plain[i].begin(), plain[i].begin() + std::min(plain[i].size(), texts[i].size()), texts[i].begin()))
         return "drafts changed a text";
   for (int bad = 0; bad < 10; ++bad) {
     const auto uses = drafter.uses;
     drafter.damage();
-    decoded(model, arrays, rows, bare, block_tokens, below(2), &drafter, 1, &wrong);
+    decoded(model, arrays, rows, bare, block_tokens, 2 * below(2), &drafter, 1, &wrong);
     drafter.uses = uses;
   }
   for (int bad = 0; bad < 10; ++bad) {
     Segments damaged = rooted;
     damage(damaged);
-    decoded(model, arrays, rows, damaged, block_tokens, true, nullptr, 1, &wrong);  // two sequences may now write one slot
+    decoded(model, arrays, rows, damaged, block_tokens, below(2) ? 2 : kGrown, nullptr, 1, &wrong);  // two sequences may now write one slot
   }
   return nullptr;
 }

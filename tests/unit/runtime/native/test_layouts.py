@@ -24,6 +24,8 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "Drafter": drafters.DrafterFields,
     "DrafterUse": drafters.DrafterUseFields,
     "Costs": drafts_library.CostFields,
+    "SharedPass": drafts_library.SharedPassFields,
+    "Sharer": drafts_library.SharerFields,
     "Tree": drafts_library.TreeFields,
     "Request": sampling.Request,
 }
