@@ -182,6 +182,7 @@ class Chaos:
 
     def hurt_gateway(self, way: str) -> Fault:
         """Kill or stop the gateway that the callers use, and wait until another process serves them."""
+        until(lambda: not self.gateway.is_starting, "the gateway's first probe", HEAL_LIMIT_S)
         victim, began_s = self.gateway.pid, time.monotonic()
         os.kill(victim, SIGNALS[way])
         until(lambda: self.gateway.pid != victim and self.gateway.serves(), f"a gateway after {way}", HEAL_LIMIT_S)

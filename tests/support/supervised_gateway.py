@@ -30,6 +30,7 @@ class SupervisedGateway:
     """A gateway and the stand-in of Kubernetes: restartPolicy Always, and the liveness probe of the gateway's pods.
 
     Kubernetes waits before a restart, up to five minutes after many; here the gateway starts at once. settings: flags.
+    is_starting: no probe has succeeded yet. As in Kubernetes, one that hangs before is killed only after many probes.
     """
 
     def __init__(self, replicas: str, tokenizer: Path, **settings: Any) -> None:
@@ -38,7 +39,7 @@ class SupervisedGateway:
         flags = {"port": port, "replicas": replicas, "tokenizer": tokenizer, "log_level": "warning", **settings}
         words = itertools.chain.from_iterable((f"--{name.replace('_', '-')}", str(flags[name])) for name in flags)
         self._command = [sys.executable, "-m", "gateway", *words]
-        self._process = self._started()
+        self._process, self.is_starting = self._started(), True
         self._ended = threading.Event()
         self._supervisor = threading.Thread(target=self._supervise, daemon=True)
 
@@ -79,15 +80,15 @@ class SupervisedGateway:
         return subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
 
     def _supervise(self) -> None:
-        num_failures, is_starting = 0, False
+        num_failures = 0
         while not self._ended.wait(PROBE_INTERVAL_S):
             if self._process.poll() is not None:
-                self._process, num_failures, is_starting = self._started(), 0, True
+                self._process, num_failures, self.is_starting = self._started(), 0, True
             elif self.is_live():
-                num_failures, is_starting = 0, False
+                num_failures, self.is_starting = 0, False
             else:
                 num_failures += 1
-                if num_failures == (NUM_FAILURES_AT_START if is_starting else NUM_FAILURES):
+                if num_failures == (NUM_FAILURES_AT_START if self.is_starting else NUM_FAILURES):
                     self._process.kill()
 
 

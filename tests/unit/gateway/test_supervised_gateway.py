@@ -36,6 +36,7 @@ def test_a_gateway_that_was_killed_or_stopped_is_started_again(
     monkeypatch.setattr(module, "PROBE_INTERVAL_S", 0.05)
     monkeypatch.setattr(module, "PROBE_LIMIT_S", 1.0)
     with SupervisedGateway("127.0.0.1:1", TOKENIZER, recovery_limit_s=1) as gateway:
+        until(lambda: not gateway.is_starting, "the first probe")
         victim = gateway.pid
         os.kill(victim, way)
         until(lambda: gateway.pid != victim and gateway.is_live(), "another gateway")
