@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.triton.locks import open_lock, try_lock
+from orchestrator.triton.locks import closed_with, open_lock, try_lock
 
 #: Claims older than this do not count: their process renews them with every poll, unless it is stopped or has ended.
 STALE_S = 1.0
@@ -56,7 +56,9 @@ class SharedClaims:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._others: list[_Place] = []
-        while not try_lock((place := _Place.open(folder, len(self._others))).claims):
+        self._files: list[int] = []
+        closed_with(self, self._files)
+        while not try_lock((place := self._open(len(self._others))).claims):
             self._others.append(place)
         self._own = place
         self.write(())
@@ -86,8 +88,13 @@ class SharedClaims:
 
     def _places_of_others(self) -> list[_Place]:
         while (self._folder / f"waiting-{len(self._others) + 1}").exists():
-            self._others.append(_Place.open(self._folder, len(self._others) + 1))
+            self._others.append(self._open(len(self._others) + 1))
         return self._others
+
+    def _open(self, number: int) -> _Place:
+        place = _Place.open(self._folder, number)
+        self._files += place
+        return place
 
 
 def _read(place: _Place) -> list[Claim]:

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import weakref
 from pathlib import Path
+
+
+def closed_with(owner: object, files: list[int]) -> None:
+    """Have descriptors closed once their owner is gone; files: a list to which it may add others."""
+    weakref.finalize(owner, _close, files)
+
+
+def _close(files: list[int]) -> None:
+    for file in files:
+        with contextlib.suppress(OSError):
+            os.close(file)
 
 
 def open_lock(file: Path) -> int:

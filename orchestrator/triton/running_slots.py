@@ -12,7 +12,7 @@ from pathlib import Path
 
 from orchestrator.deployment.drain_state import MUTEX, SLOT_PREFIX
 from orchestrator.triton.claims import Claim, SharedClaims
-from orchestrator.triton.locks import is_locked, open_lock, try_lock, unlock
+from orchestrator.triton.locks import closed_with, is_locked, open_lock, try_lock, unlock
 from orchestrator.triton.tenants import NO_LIMITS, Share, Taking, TenantLimits, digest_of
 
 #: What a taken slot's file holds: the digest of its tenant and the tokens of its sequence.
@@ -78,6 +78,8 @@ class SharedRunningSlots(RunningSlots):
         self._folder, self._count, self._free = folder, count, list(self._all)
         self._taken: list[tuple[int, str, int]] = []
         self._mutex = open_lock(folder / MUTEX)
+        for files in (self._all, [self._mutex]):
+            closed_with(self, files)
         self._claimed: Sequence[Claim] = ()
         self._has_freed = False
         with self._alone():

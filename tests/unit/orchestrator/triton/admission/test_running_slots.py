@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -142,6 +143,22 @@ def test_a_process_takes_the_place_of_one_that_has_ended(tmp_path: Path) -> None
     assert sorted(file.name for file in tmp_path.glob("waiting-*")) == ["waiting-0", "waiting-1"]
     there.claim([Claim(1.0, digest_of(""), is_at_limit=False)])
     assert here.take(1, turn_s=2.0) is Taking.TOO_FEW
+
+
+def test_files_are_closed_with_their_owner(tmp_path: Path) -> None:
+    pair = [SharedRunningSlots(tmp_path, 3), SharedRunningSlots(tmp_path, 3)]
+    for slots in pair:
+        assert slots.take(1) is Taking.TAKEN
+        slots.resize(5, NO_LIMITS)
+
+    def opened() -> list[str]:
+        links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        return [str(link.readlink()) for link in links if tmp_path in link.readlink().parents]
+
+    assert len(opened()) == 2 * (5 + 1 + 2 * 2)
+    del pair, slots
+    gc.collect()
+    assert not opened()
 
 
 @pytest.fixture
