@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from launcher.log import print_error
+from launcher.log import print_error, print_event
 from launcher.server import REPOSITORY, Server
 from launcher.settings import Settings
 from orchestrator.core.errors import ServingError
@@ -75,7 +75,9 @@ def _run(server: Server) -> int:
             server.finish_requests()
     finally:
         server.stop()
-    return _fail(failure, 1) if failure else 0
+    if failure:
+        print_event(f"error: {failure}")
+    return 1 if failure else 0
 
 
 def _fail(what: object, status: int) -> int:

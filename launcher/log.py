@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 # The first pattern that matches wins: they are ordered from causes to consequences.
@@ -25,6 +26,11 @@ _WRAPPERS = re.compile(r"^(\w+\.)*(TritonModelException|ServingError|ConfigError
 def print_error(text: str) -> None:
     """Print one line on standard error."""
     print(text, file=sys.stderr, flush=True)
+
+
+def print_event(text: str) -> None:
+    """Print one line on standard error, after the time in UTC (ISO 8601), as Triton's lines have theirs."""
+    print_error(f"{datetime.now(UTC).isoformat(timespec='milliseconds').removesuffix('+00:00')}Z {text}")
 
 
 def cause(text: str) -> str:

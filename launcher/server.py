@@ -54,6 +54,7 @@ class Server:
         stop_limit_s: how long `finish_requests` waits; Triton then has as long to end, but at most 5 s.
         log_level: error, warning, info or verbose.
         say: called with each line that the launcher itself prints.
+        pass_on: called with each line of Triton's log, which has its own time.
     """
 
     def __init__(
@@ -68,7 +69,8 @@ class Server:
         hang_limit_s: float = DEFAULTS.hang_limit_s,
         stop_limit_s: int = DEFAULTS.stop_limit_s,
         log_level: str = DEFAULTS.log_level,
-        say: Callable[[str], None] = log.print_error,
+        say: Callable[[str], None] = log.print_event,
+        pass_on: Callable[[str], None] = log.print_error,
     ) -> None:
         self.config_path = Path(os.path.abspath(config_path))
         self.repository = Path(repository or REPOSITORY).absolute()
@@ -79,7 +81,7 @@ class Server:
         self.stop_requested = self._stop_at_once = self._reload_requested = False
         self._environ = {**os.environ, **(env or {})}
         self._ready_limit_s, self._hang_limit_s, self._stop_limit_s = ready_limit_s, hang_limit_s, stop_limit_s
-        self._log_level, self._say = log_level, say
+        self._log_level, self._say, self._pass_on = log_level, say, pass_on
         self._work: WorkFolder | None = None
         self._triton: TritonProcess | None = None
         self._watch: Watch | None = None
@@ -146,7 +148,7 @@ class Server:
                 threading.Thread(target=self._reload_and_say, name="reload", daemon=True).start()
             with contextlib.suppress(OSError):  # out of file descriptors or disk space: requests still run, read later
                 for line in follower.new_text().splitlines():
-                    self._say(line)
+                    self._pass_on(line)
             if failure := self.failure():
                 return failure
             time.sleep(0.1)

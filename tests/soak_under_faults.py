@@ -2,7 +2,9 @@
 
 Two replicas of a tiny random target with all drafters. Readers stream through the gateway, and each must get the text
 of the undisturbed replica; visitors come to the replicas directly, cancel, are slow, late or wrong, and may get an
-error where a process was lost. One process at a time is killed (SIGKILL) or stopped (SIGSTOP), of each kind in turn,
+error where a process was lost. Callers go through a second gateway, a process that is hurt like the others: each call
+ends with its text, or with one clear error near that gateway's loss, and the harness starts it again as Kubernetes
+would. One process at a time is killed (SIGKILL) or stopped (SIGSTOP), of each kind in turn,
 and between two of these a replica reloads its deployment file, in which drafters and limits have changed. The whole
 `tritonserver` is hurt on the first replica alone, so that whatever grows in the second one has time to, until the
 launcher replaces that Triton as worn out (launcher.wear).
@@ -33,6 +35,7 @@ from tests.support.clients import ask, metric, until
 from tests.support.footprints import Footprints, Sample, growth, table
 from tests.support.gateway import RunningGateway, running_gateway
 from tests.support.heads import make_head, make_target
+from tests.support.supervised_gateway import Call, Callers, SupervisedGateway
 from tests.support.visitors import Visit, Visitors
 
 METHODS = (
@@ -43,9 +46,10 @@ LENGTHS = (1, 20, 60, 150)
 HEADS = ("medusa", "eagle", "eagle3", "redrafter")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 RELOAD = "reload"
+GATEWAY = "gateway"
 #: All processes of a replica whose drafters are in that of `target`.
 KINDS = ("tritonserver", "target", "speculative", "speculative_unary")
-NUM_READERS, NUM_VISITORS = 6, 4
+NUM_READERS, NUM_CALLERS, NUM_VISITORS = 6, 2, 4
 #: What each client waits between two requests: a replica that loads its models beside a full load takes a minute.
 THINK_S = 0.5
 HANG_LIMIT_S = 4.0
@@ -96,7 +100,10 @@ OWN_PROCESSES = Layout(
 
 
 class Fault(NamedTuple):
-    """A process that was killed or stopped. healed_s: from the signal to the replica's next token."""
+    """A process that was killed or stopped.
+
+    replica: −1 for the gateway. healed_s: from the signal to the next token of the replica, or of the gateway.
+    """
 
     kind: str
     way: str
@@ -127,6 +134,7 @@ class Chaos:
     """The replicas, and what was done to them."""
 
     servers: Sequence[Server]
+    gateway: SupervisedGateway
     ends: list[End]
     faults: list[Fault] = field(default_factory=list)
     reloads: list[Reload] = field(default_factory=list)
@@ -157,6 +165,8 @@ class Chaos:
 
     def hurt(self, replica: int, kind: str, way: str) -> Fault:
         """Kill or stop a process and wait until its replica serves again."""
+        if kind == GATEWAY:
+            return self.hurt_gateway(way)
         server = self.servers[replica]
         victim = until(lambda: self.is_well(server) and pid_of(server, kind), f"replica {replica}", HEAL_LIMIT_S)
         began_s = time.monotonic()
@@ -169,6 +179,15 @@ class Chaos:
         fault = Fault(kind, way, replica, began_s, time.monotonic() - began_s)
         self.faults.append(fault)
         return fault
+
+    def hurt_gateway(self, way: str) -> Fault:
+        """Kill or stop the gateway that the callers use, and wait until another process serves them."""
+        until(lambda: not self.gateway.is_starting, "the gateway's first probe", HEAL_LIMIT_S)
+        victim, began_s = self.gateway.pid, time.monotonic()
+        os.kill(victim, SIGNALS[way])
+        until(lambda: self.gateway.pid != victim and self.gateway.serves(), f"a gateway after {way}", HEAL_LIMIT_S)
+        self.faults.append(Fault(GATEWAY, way, -1, began_s, time.monotonic() - began_s))
+        return self.faults[-1]
 
     def is_well(self, server: Server) -> bool:
         """Return whether a replica serves; a supervisor starts again what the launcher has given up."""
@@ -223,8 +242,8 @@ def make_requests(number: int = 96) -> list[dict[str, Any]]:
 @contextlib.contextmanager
 def deployment(
     folder: Path, ends: list[End], layout: Layout = IN_TARGET
-) -> Iterator[tuple[list[Server], RunningGateway]]:
-    """Run two replicas of a tiny random target with all drafters, and a gateway before them."""
+) -> Iterator[tuple[list[Server], RunningGateway, SupervisedGateway]]:
+    """Run two replicas of a tiny random target with all drafters, and two gateways before them, one to be hurt."""
     shape = {"max_position_embeddings": 1024, "num_attention_heads": 2, "num_key_value_heads": 1}  # native kernels
     make_target(folder / "target", **shape)
     make_target(folder / "draft", **shape)
@@ -247,7 +266,8 @@ def deployment(
         ]
         urls = ",".join(server.grpc_url for server in servers)
         limits = {"silence_limit_s": 10, "first_limit_s": 30, "recovery_limit_s": 120, "health_interval_s": 0.5}
-        yield servers, stack.enter_context(running_gateway(urls, folder / "target", **limits))
+        gateway = stack.enter_context(running_gateway(urls, folder / "target", **limits))
+        yield servers, gateway, stack.enter_context(SupervisedGateway(urls, folder / "target", **limits))
 
 
 def write_settings(file: Path, number: int, layout: Layout = IN_TARGET) -> None:
@@ -269,6 +289,7 @@ class Result:
 
     seconds: float
     readers: Readers
+    callers: Callers
     visitors: Visitors
     chaos: Chaos
     samples: list[Sample]
@@ -278,7 +299,11 @@ class Result:
 
     def faults(self) -> list[str]:
         """Return wrong texts, lost requests, what has grown, and what was still held at rest."""
-        found = [*self.readers.faults, *self.visitors.faults, *self.chaos.wrong, *growth(self.samples)]
+        found = [*self.readers.faults, *self.callers.faults, *self.visitors.faults, *self.chaos.wrong]
+        found += growth(self.samples)
+        found += [
+            f"a call failed, but its gateway was well: {call}" for call in self.callers.calls if self._is_odd_call(call)
+        ]
         found += [
             f"a visit failed, but nothing was hurt: {visit}" for visit in self.visitors.visits if self._is_odd(visit)
         ]
@@ -299,6 +324,21 @@ class Result:
             for replica, since_s, until_s in hurt
         )
 
+    def _is_odd_call(self, call: Call) -> bool:
+        """Return whether a call failed that did not meet the loss of its gateway."""
+        losses = (fault for fault in self.chaos.faults if fault.kind == GATEWAY)
+        return call.outcome != "text" and not any(
+            call.began_s <= loss.began_s + loss.healed_s and call.ended_s >= loss.began_s for loss in losses
+        )
+
+    def _calls(self) -> str:
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(self.callers.outcomes().items()))
+        failed_s = [call.ended_s - call.began_s for call in self.callers.calls if call.outcome != "text"]
+        return (
+            f"Through the gateway that was hurt, and started {self.chaos.gateway.num_starts} times: {counts}; those "
+            f"without a text took {max(failed_s, default=0.0):.1f} s at most."
+        )
+
     def page(self) -> str:
         """Return the run's part of docs/figures/soak_under_faults.md."""
         num_replaced = sum(end.is_planned for end in self.chaos.ends)
@@ -312,6 +352,7 @@ class Result:
                 "times.",
                 self._reloads(),
                 f"Through the gateway: {outcomes}.",
+                self._calls(),
                 self._visits(),
                 self._healing(),
                 table(self.samples),
@@ -338,12 +379,12 @@ class Result:
     def _healing(self) -> str:
         lines = ["| process | way | times | healed p50, s | max, s | Triton aborted | replaced |"]
         lines.append("|---|---|---:|---:|---:|---:|---:|")
-        for kind, way in itertools.product(self.chaos.layout.kinds, SIGNALS):
+        for kind, way in itertools.product((*self.chaos.layout.kinds, GATEWAY), SIGNALS):
             found = [fault for fault in self.chaos.faults if (fault.kind, fault.way) == (kind, way)]
             if found:
                 times = sorted(fault.healed_s for fault in found)
                 planned = [end.is_planned for fault in found for end in self.chaos.ends_behind(fault)]
-                aborts = "–" if kind == "tritonserver" else planned.count(False)
+                aborts = "–" if kind in ("tritonserver", GATEWAY) else planned.count(False)
                 lines.append(
                     f"| `{kind}` | {way} | {len(found)} | {times[len(times) // 2]:.1f} | {times[-1]:.1f} | {aborts} | "
                     f"{planned.count(True)} |"
@@ -363,7 +404,7 @@ def script(minutes: float, times: int | None = None, kinds: Sequence[str] = KIND
     """
     end_s = time.monotonic() + minutes * 60
     for turn in itertools.count() if times is None else range(times):
-        for kind, way in itertools.product(kinds, SIGNALS):
+        for kind, way in itertools.product((*kinds, GATEWAY), SIGNALS):
             replica = 0 if kind == "tritonserver" else turn % 2
             for hurt in ((replica, kind, way), (1 - replica, "launcher", RELOAD)):
                 if time.monotonic() >= end_s:
@@ -374,6 +415,7 @@ def script(minutes: float, times: int | None = None, kinds: Sequence[str] = KIND
 def run(
     servers: Sequence[Server],
     gateway: RunningGateway,
+    hurt_gateway: SupervisedGateway,
     ends: list[End],
     hurts: Callable[[], Iterable[Hurt]],
     pause_s: float = 0.0,
@@ -383,27 +425,28 @@ def run(
     # Without drafts: the text is a matter of the seed alone. Both replicas have served all methods then.
     cases: list[Case] = ask_all(servers[0].grpc_url, make_requests(), speculation="none")
     ask_all(servers[1].grpc_url, [case.inputs for case in cases])
-    chaos, footprints = Chaos(servers, ends, layout=layout), Footprints(servers[1])
+    chaos, footprints = Chaos(servers, hurt_gateway, ends, layout=layout), Footprints(servers[1])
     footprints.look()
     readers = Readers(gateway.url, cases, NUM_READERS, THINK_S)
+    callers = Callers(hurt_gateway.url, cases, NUM_CALLERS, THINK_S)
     visitors = Visitors([(server.grpc_url, server.http_url) for server in servers], cases, NUM_VISITORS, THINK_S)
     began_s = time.monotonic()
-    readers.start()
-    visitors.start()
+    for clients in (readers, callers, visitors):
+        clients.start()
     try:
         for replica, kind, way in hurts():
             next_s = time.monotonic() + pause_s
             done = chaos.reload(replica) if way == RELOAD else chaos.hurt(replica, kind, way)
             triton = footprints.look().held.get("tritonserver")
             print(f"{time.monotonic() - began_s:.0f} s: {done}; {triton}; {dict(readers.outcomes)}", flush=True)
-            if readers.faults or visitors.faults or chaos.wrong:
+            if readers.faults or callers.faults or visitors.faults or chaos.wrong:
                 break
             time.sleep(max(next_s - time.monotonic(), 0.5))
     except KeyboardInterrupt:
         print("interrupted: what was seen until now", flush=True)
     finally:
-        visitors.stop()
-        readers.stop()
+        for clients in (visitors, callers, readers):
+            clients.stop()
     seconds = time.monotonic() - began_s
     time.sleep(REST_S)
     # Triton may have ended by itself meanwhile; its replica is then away for the seconds of its start.
@@ -412,7 +455,7 @@ def run(
     preempted = sum(metric(server.metrics_url, "spec_preemptions_total", model="target") for server in servers)
     footprints.look()
     num_moved = int(gateway.metric("spec_gateway_failovers_total"))
-    return Result(seconds, readers, visitors, chaos, footprints.samples, chaos.held(), preempted, num_moved)
+    return Result(seconds, readers, callers, visitors, chaos, footprints.samples, chaos.held(), preempted, num_moved)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -432,9 +475,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     minutes = options.minutes or (math.inf if options.times else 30.0)
     ends, layout = list[End](), options.layout
-    with tempfile.TemporaryDirectory() as name, deployment(Path(name), ends, layout) as (servers, gateway):
+    with tempfile.TemporaryDirectory() as name, deployment(Path(name), ends, layout) as (servers, *gateways):
         hurts = partial(script, minutes, options.times, layout.kinds)
-        result = run(servers, gateway, ends, hurts, options.pause_s, layout)
+        result = run(servers, *gateways, ends, hurts, options.pause_s, layout)
     print(result.page())
     for fault in result.faults()[:10]:
         print(f"FAULT: {fault[:2000]}")

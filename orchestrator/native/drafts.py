@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
 from collections.abc import Callable, Collection, Sequence
 from ctypes import c_int32, c_void_p
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from orchestrator.native.drafts_library import (
     drafts_library,
 )
 from orchestrator.native.failures import check, counted, made
+from orchestrator.native.freeing import freed_with
 from orchestrator.native.response_memory import NativeRecollection
 
 #: Most tokens that a call reads, which takes about a millisecond.
@@ -80,7 +80,7 @@ class NativeEstimates:
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
         self.handle = made(library.drafts_new_estimates(), "counts of accepted candidates")
-        weakref.finalize(self, library.drafts_free_estimates, self.handle)
+        freed_with(self, library.drafts_free_estimates, self.handle)
 
 
 class NativeProposer:
@@ -96,7 +96,7 @@ class NativeProposer:
         self._library, self.handle = library, made(handle, "a proposer")
         self._sources = sources
         self.next_address: int = ctypes.cast(library.drafts_next, c_void_p).value or 0
-        weakref.finalize(self, library.drafts_free, self.handle)
+        freed_with(self, library.drafts_free, self.handle)
         self._nodes, self._probabilities = np.empty((3, MAX_NODES), np.int32), np.empty(MAX_NODES)
         self._tree = TreeFields(*(row.ctypes.data for row in (*self._nodes, self._probabilities)))
 

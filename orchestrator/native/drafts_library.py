@@ -119,7 +119,7 @@ class SuffixOptions(Structure):
 
 @cache
 def drafts_library() -> ctypes.CDLL | None:
-    """Return the library; None, with a warning, where it cannot be built. Calls keep Python's global lock."""
+    """Return the library; None, with a warning, where it cannot be built. Only frees release Python's global lock."""
     try:
         library = LIBRARY.load(ctypes.PyDLL)
     except Unbuilt as error:
@@ -152,11 +152,9 @@ def drafts_library() -> ctypes.CDLL | None:
         library.drafts_learn,
     ):
         read.argtypes, read.restype = [c_void_p, c_void_p, c_size_t], c_char_p
-    for free in (
-        library.drafts_free,
-        library.drafts_free_estimates,
-        library.drafts_free_memory,
-        library.drafts_free_recollection,
-    ):
+    releasing = ctypes.CDLL(library._name)  # freeing may take long: unlike the other calls, these let other threads run
+    for name in ("drafts_free", "drafts_free_estimates", "drafts_free_memory", "drafts_free_recollection"):
+        free = getattr(releasing, name)
         free.argtypes, free.restype = [c_void_p], None
+        setattr(library, name, free)
     return library

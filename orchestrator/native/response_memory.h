@@ -58,8 +58,10 @@ class Memory {
  private:
   // Make room for a response and return the text to add it to.
   Automaton* begin(const std::string& salt, size_t count) {
+    std::vector<std::unique_ptr<Automaton>> forgotten;  // freed after the lock, for which a proposal may have to wait
     const std::lock_guard lock(mutex);
-    while (num_tokens_ + count > max_tokens_ || oldest_first_.size() >= kMaxSegments) forget_oldest();
+    while (num_tokens_ + count > max_tokens_ || oldest_first_.size() >= kMaxSegments)
+      forgotten.push_back(forget_oldest());
     num_tokens_ += count;
     auto& texts = by_salt_[salt];
     if (texts.empty() || texts.back()->num_tokens() + count > max_tokens_ / kNumSegments) {
@@ -70,12 +72,14 @@ class Memory {
     return texts.back().get();
   }
 
-  void forget_oldest() {
+  std::unique_ptr<Automaton> forget_oldest() {
     auto salt = by_salt_.find(oldest_first_.front());
-    num_tokens_ -= salt->second.front()->num_tokens();
+    std::unique_ptr<Automaton> text = std::move(salt->second.front());
+    num_tokens_ -= text->num_tokens();
     salt->second.pop_front();
     if (salt->second.empty()) by_salt_.erase(salt);
     oldest_first_.pop_front();
+    return text;
   }
 
   const size_t max_tokens_;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import Counter
 from collections.abc import Sequence
 from ctypes import CDLL, c_char_p, c_int32, c_size_t, c_void_p
@@ -11,6 +10,7 @@ import numpy as np
 
 from orchestrator.native.drafts_library import drafts_library
 from orchestrator.native.failures import check, counted, made
+from orchestrator.native.freeing import freed_with
 
 #: The maximum number of followers of a context that are looked up, over all texts of a salt.
 MAX_REMEMBERED = 1024
@@ -22,7 +22,7 @@ class NativeMemory:
     def __init__(self, library: CDLL, max_tokens: int) -> None:
         self.library = library
         self.handle = made(library.drafts_new_memory(max_tokens), "a memory of responses")
-        weakref.finalize(self, library.drafts_free_memory, self.handle)
+        freed_with(self, library.drafts_free_memory, self.handle)
         # A long response takes milliseconds to read: unlike the library's other calls, this one lets other threads run.
         self._remember = CDLL(library._name).drafts_remember
         self._remember.argtypes, self._remember.restype = [c_void_p, c_void_p, c_size_t], c_char_p
@@ -43,7 +43,7 @@ class NativeRecollection:
     def __init__(self, memory: NativeMemory, salt: str) -> None:
         self._memory, library, key = memory, memory.library, salt.encode(errors="surrogatepass")
         self.handle = made(library.drafts_new_recollection(memory.handle, key, len(key)), "a memory of responses")
-        weakref.finalize(self, library.drafts_free_recollection, self.handle)
+        freed_with(self, library.drafts_free_recollection, self.handle)
 
     def followers(self, context: Sequence[int]) -> Counter[int]:
         """Return {token: how often it followed all of `context`}; at most MAX_REMEMBERED tokens."""

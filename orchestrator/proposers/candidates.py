@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from orchestrator.core.context import Context
+from orchestrator.core.derived import derived_once
 from orchestrator.native.drafts import LikeliestFollowers
 from orchestrator.proposers.automaton import ROOT, Automaton, Match
 from orchestrator.proposers.corpus import Corpus
@@ -188,7 +188,7 @@ class TableCandidates(LastTokens):
         return 0.1 * (evidence % 10 // 2)
 
 
-@lru_cache(maxsize=4)
+@derived_once
 def likeliest_followers(tables: Tables) -> tuple[LikeliestFollowers, ...]:
     """Return the most frequent follower of each context of 1, 2, … tokens, the lowest id among equals.
 

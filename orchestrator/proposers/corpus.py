@@ -7,7 +7,6 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from orchestrator.core.arrays import IdArray
+from orchestrator.core.derived import derived_once
 from orchestrator.core.errors import ConfigError
 from orchestrator.native.drafts import NativeCorpus
 from orchestrator.proposers.tables import VocabularyFingerprint, vocabulary_of
@@ -156,7 +156,7 @@ class Corpus:
         return counts
 
 
-@lru_cache(maxsize=4)
+@derived_once
 def native_corpus(corpus: Corpus) -> NativeCorpus:
     """Return the corpus in the layout that native proposers read."""
     return NativeCorpus([(shard.tokens, shard.ends) for shard in corpus.shards], corpus.separator)

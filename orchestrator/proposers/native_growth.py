@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 
 import numpy as np
 
 from orchestrator.core.context import Context
 from orchestrator.core.cost_model import CostModel
+from orchestrator.core.derived import derived_once
 from orchestrator.core.proposal import Budget, NativeDrafts, Proposal
 from orchestrator.native.drafts import GrowthBinding, NativeEstimates, NativeTables
 from orchestrator.native.response_memory import NativeRecollection
@@ -103,6 +103,6 @@ def sources_of(dependencies: ProposerDependencies) -> Iterator[CandidateSource]:
         yield TableCandidates(dependencies.tables)
 
 
-@lru_cache(maxsize=4)
+@derived_once
 def _native(tables: Tables) -> NativeTables:
     return NativeTables(likeliest_followers(tables), tables.vocabulary.size)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -21,7 +22,14 @@ from orchestrator.core.declarations import check_depth
 from orchestrator.core.errors import ConfigError, RequestError, Unavailable, unknown_name
 from orchestrator.core.sampling_params import Grammar
 from orchestrator.core.worker_pool import Busy, Late, WorkerPool
-from orchestrator.sampling.grammar_matcher import GUIDE, GrammarTokenizer, Matcher, panics_as_errors, wrap_error
+from orchestrator.sampling.grammar_matcher import (
+    GUIDE,
+    CompiledGrammar,
+    GrammarTokenizer,
+    Matcher,
+    panics_as_errors,
+    wrap_error,
+)
 
 KINDS = ("json", "json_schema", "regex")
 MAX_GUIDE_BYTES = 64 * 1024
@@ -40,13 +48,6 @@ LIMITS = LLParserLimits(
 )
 
 
-class CompiledGrammar(NamedTuple):
-    """A compiled grammar, which is not used itself but copied. lock: to be held while a copy is used (`Matcher`)."""
-
-    library: LLMatcher
-    lock: threading.Lock
-
-
 class Grammars:
     """All grammars of one process; any thread may call.
 
@@ -63,7 +64,7 @@ class Grammars:
         self._lock = threading.Lock()
         self._tokenizer: GrammarTokenizer | None = None
         self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
-        self._compiling: WorkerPool[LLMatcher] = WorkerPool("grammar", NUM_COMPILING, NUM_LATE)
+        self._compiling: WorkerPool[tuple[LLMatcher, float]] = WorkerPool("grammar", NUM_COMPILING, NUM_LATE)
 
     def check(self, grammar: Grammar) -> None:
         """Compile the grammar if it is new.
@@ -76,16 +77,7 @@ class Grammars:
     def matcher(self, grammar: Grammar, end_ids: Collection[int]) -> Matcher:
         """Return a matcher at the start of an output that any of `end_ids` ends; raise as `check` does."""
         pristine = self._pristine(grammar)
-        with panics_as_errors():
-            library = pristine.library.deep_copy()
-        return Matcher(
-            library,
-            lambda: self._compile(grammar).library.deep_copy(),
-            self._read_tokenizer(),
-            self._vocab_size,
-            end_ids,
-            pristine.lock,
-        )
+        return Matcher(pristine, partial(self._compile, grammar), self._read_tokenizer(), self._vocab_size, end_ids)
 
     def _cached(self, grammar: Grammar) -> CompiledGrammar | None:
         with self._lock:
@@ -100,14 +92,16 @@ class Grammars:
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
         """Compile the grammar, keep the result, and return it."""
         try:
-            library = self._compiling.run(partial(_compile_matcher, self._read_tokenizer().library, grammar), LIMIT_S)
+            library, compile_s = self._compiling.run(
+                partial(_compile_matcher, self._read_tokenizer().library, grammar), LIMIT_S
+            )
         except Late:
             raise RequestError(f"the guide takes longer than {LIMIT_S:g} s to compile ({GUIDE})") from None
         except Busy:
             raise Unavailable(f"other guides take too long to compile; try again later ({GUIDE})") from None
         with self._lock:
             lock = self._compiled[grammar].lock if grammar in self._compiled else threading.Lock()
-            pristine = self._compiled[grammar] = CompiledGrammar(library, lock)
+            pristine = self._compiled[grammar] = CompiledGrammar(library, lock, compile_s)
             self._compiled.move_to_end(grammar)
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
@@ -134,7 +128,9 @@ def _read_tokenizer(source: str, eos_ids: Collection[int]) -> GrammarTokenizer:
 
 
 @panics_as_errors()
-def _compile_matcher(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
+def _compile_matcher(tokenizer: LLTokenizer, grammar: Grammar) -> tuple[LLMatcher, float]:
+    """Return a matcher at the start of the grammar, and the processor time that it took."""
+    began_s = time.thread_time()
     if grammar.kind not in KINDS:
         raise RequestError(unknown_name("guide type", grammar.kind, KINDS, f"{GUIDE}_type"))
     try:
@@ -147,7 +143,7 @@ def _compile_matcher(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
     library.compute_bitmask()  # sets the error if nothing can match, and computes states that the copies share
     if library.is_error():
         raise RequestError(wrap_error(f"is not a {grammar.kind} that an output can match", library.get_error()))
-    return library
+    return library, time.thread_time() - began_s
 
 
 def _definition(grammar: Grammar) -> str:

@@ -22,8 +22,6 @@ GUIDE = "input guided_decoding_guide"
 # The processor time that following a guide may take, and the extra time for each output token: several times what a
 # large schema takes on a slow machine. Only its own request waits for a guide, but all requests share the processors.
 FIRST_MASKS_S, TOKEN_MASKS_S = 0.25, 0.02
-#: Maximum tokens that one call of the library consumes: unlike a call for masks, it holds the GIL meanwhile.
-NUM_CONSUMED = 32
 
 
 class Exhausted(RequestError):
@@ -37,13 +35,24 @@ class GrammarTokenizer(NamedTuple):
     first_bytes: npt.NDArray[np.int16]
 
 
+class CompiledGrammar(NamedTuple):
+    """A compiled grammar, which is not used itself but copied.
+
+    lock: to be held while a copy is used. All copies share the lexer's states; without the lock, the library would wait
+    for these states while it holds the GIL, and so block every thread of the process.
+    compile_s: the processor time that compiling took.
+    """
+
+    library: LLMatcher
+    lock: AbstractContextManager[object]
+    compile_s: float = 0.0
+
+
 class Matcher:
     """The position of one request's output in its grammar; one thread at a time.
 
-    library: a fresh copy of the compiled grammar. compile_again: returns a copy that was compiled anew.
-    vocab_size: width of the masks. end_ids: the ids that end the output.
-    lock: the grammar's. All its copies share the lexer's states; without the lock, the library would wait for these
-    states while it holds the GIL, and so block every thread of the process.
+    compiled: the grammar. compile_again: compiles it anew. vocab_size: width of the masks.
+    end_ids: the ids that end the output.
 
     Invariant: an answer is a function of grammar, output and path only, not of earlier calls.
     An output that has broken the grammar or has ended is no longer restricted: every token is legal after it.
@@ -53,14 +62,15 @@ class Matcher:
 
     def __init__(
         self,
-        library: LLMatcher,
-        compile_again: Callable[[], LLMatcher],
+        compiled: CompiledGrammar,
+        compile_again: Callable[[], CompiledGrammar],
         tokenizer: GrammarTokenizer,
         vocab_size: int,
         end_ids: Collection[int],
-        lock: AbstractContextManager[object],
     ) -> None:
-        self._library, self._compile_again, self._lock = library, compile_again, lock
+        with panics_as_errors():
+            self._library = compiled.library.deep_copy()
+        self._compile_again, self._lock, self._was_rebuilt = compile_again, compiled.lock, False
         self._vocab_size, self._num_known = vocab_size, len(tokenizer.first_bytes)
         self._first_bytes = tokenizer.first_bytes
         self._end_ids = frozenset(end_ids)
@@ -68,13 +78,14 @@ class Matcher:
         self._never_consumed = frozenset(tokenizer.library.eos_tokens)
         self._output: list[int] = []
         self._consumed: list[int] = []  # exactly what the library has consumed
-        self._spent_s = 0.0
+        self._spent_s = self._began_s = 0.0
 
     def follow(self, output: Sequence[int]) -> None:
         """Move to the state after exactly these tokens; only new tokens are consumed."""
         output = list(output)
         common = _num_common(self._output, output)
         was_open = len(self._consumed) >= common
+        self._began_s = time.thread_time()
         with self._lock, panics_as_errors():
             self._retreat(min(common, len(self._consumed)))
         self._output = output
@@ -152,10 +163,11 @@ class Matcher:
 
     def _consume(self, tokens: Sequence[int]) -> int:
         """Have the library consume tokens up to the first that it refuses; return how many were consumed."""
-        for start in range(0, len(tokens), NUM_CONSUMED):
-            part = list(tokens[start : start + NUM_CONSUMED])
-            if (number := self._library.try_consume_tokens(part)) < len(part):
-                return start + number
+        for number, token in enumerate(tokens):
+            # One at a time: unlike a call for masks, this call holds the GIL, for 0.2 s in the worst case measured.
+            if not self._library.try_consume_tokens([token]):
+                return number
+            self._check_time()
         return len(tokens)
 
     def _mask(self) -> BoolArray:
@@ -177,6 +189,7 @@ class Matcher:
         first = self._first_bytes[token]
         for other in np.flatnonzero(self._first_bytes[: self._vocab_size] == first).tolist() if first >= 0 else ():
             legal[other] = self._is_known(other) and self._library.validate_tokens([other]) == 1
+            self._check_time()
 
     def _bits(self) -> bytes:
         """Return the library's mask, one bit per token; empty at a dead end. Raise RequestError at a limit."""
@@ -200,32 +213,37 @@ class Matcher:
 
     def _rebuild(self) -> None:
         """Compile the grammar anew and consume everything again: an error stays in a matcher and its shared states."""
-        self._library = self._compile_again()
+        compiled = self._compile_again()
+        self._library = compiled.library.deep_copy()
+        # The first time costs nothing, since other requests with this grammar may have used up its states.
+        self._spent_s += compiled.compile_s if self._was_rebuilt else 0.0
+        self._was_rebuilt = True
         if self._consume(self._consumed) < len(self._consumed):
             raise Exhausted(wrap_error("grows too complex", self._library.get_error(), len(self._consumed)))
 
     def _with_retry(self, work: Callable[[], Result]) -> Result:
         """Return the result of `work`; at a limit compile the grammar anew and try once more."""
         start = len(self._consumed)
-        began_s = time.thread_time()  # this thread's processor time: a busy machine does not make a guide slow
+        self._began_s = time.thread_time()  # this thread's processor time: a busy machine does not make a guide slow
         try:
             with self._lock, panics_as_errors():
-                return work()
+                result = work()
         except Exhausted:
             del self._consumed[start:]
             with self._lock, panics_as_errors():
                 self._rebuild()
-                return work()
-        finally:
-            self._spend(time.thread_time() - began_s)
+                result = work()
+        self._check_time()
+        self._spent_s += time.thread_time() - self._began_s
+        return result
 
-    def _spend(self, spent_s: float) -> None:
-        """Count the time of a piece of work; raise RequestError if the guide has taken more than it may."""
-        self._spent_s += spent_s
+    def _check_time(self) -> None:
+        """Raise RequestError if the guide has taken more time than it may."""
+        spent_s = self._spent_s + time.thread_time() - self._began_s
         limit_s = FIRST_MASKS_S + TOKEN_MASKS_S * len(self._output)
-        if self._spent_s > limit_s:
+        if spent_s > limit_s:
             raise RequestError(
-                f"the guide takes too long to follow: {self._spent_s:.2f} s of processor time for "
+                f"the guide takes too long to follow: {spent_s:.2f} s of processor time for "
                 f"{len(self._output)} tokens, at most {limit_s:.2f} allowed ({GUIDE})"
             )
 

@@ -15,9 +15,10 @@ from typing import Protocol
 
 from orchestrator.core.errors import QueueFull, SaltQueueFull
 from orchestrator.deployment.config import ServingConfig
+from orchestrator.triton.claims import Claim
 from orchestrator.triton.logs import request_name
 from orchestrator.triton.running_slots import RunningSlots, SharedRunningSlots
-from orchestrator.triton.tenants import NO_LIMITS, POLL_S, Taking, TenantLimits
+from orchestrator.triton.tenants import NO_LIMITS, Taking, TenantLimits, digest_of
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +27,8 @@ AGING_S = 1.0
 #: The service rate is measured over this many of the last requests to end.
 NUM_ENDS = 64
 LONGEST_HINT_S = 60
+#: How often the waiting requests are checked. It is well below STALE_S, because each check renews their claims.
+POLL_S = 0.05
 #: One poll asks for at most this many waiting requests whether their clients have gone; Triton takes 0.1 ms for each.
 NUM_ASKED = 100
 #: The keys of a deployment that limit what runs of one salt.
@@ -112,9 +115,9 @@ class ServiceRate:
 class Admission:
     """Starts requests in the order of their turns: by arrival within a priority, across priorities with aging.
 
-    folder: the processes of a deployment that are given the same folder share their slots. limits: of one tenant. A
-    tenant at its limit is passed over; when the queue is full, the tenant with the most waiting requests loses its last
-    one.
+    folder: the processes of a deployment that are given the same folder share their slots and start their requests in
+    one order. limits: of one tenant. A tenant at its limit is passed over; when the queue is full, the tenant with the
+    most waiting requests loses its last one.
     Invariant: slots taken ≤ max_running and waiting ≤ max_waiting; every request is run or given up exactly once, by
     its deadline (plus the poll) if it only ever waits. A request that needs more slots than there are is refused.
     A poll takes no longer with more requests in the queue than with NUM_ASKED: it asks that many of them, in turn.
@@ -167,8 +170,10 @@ class Admission:
                 self._rate.restart()
             new = Waiting(request, time.monotonic() + request.priority * AGING_S)
             bisect.insort(self._waiting, new, key=lambda waiting: waiting.turn_s)
-            started = self._start()
-            refused = self._pop_refused() if len(self._waiting) > self._max_waiting else None
+            started, refused = self._start(), None
+            if len(self._waiting) > self._max_waiting:
+                refused = self._pop_refused()
+                started += self._start()  # requests that were behind it
         self._run(started)
         if refused and refused is not new:
             _guarded(refused.request, refused.request.give_up, "full")
@@ -197,35 +202,27 @@ class Admission:
         counts = Counter(waiting.request.tenant for waiting in self._waiting if self._limits.are_set)
         refused = max(self._waiting, key=lambda waiting: (counts[waiting.request.tenant], waiting.turn_s))
         self._waiting.remove(refused)
-        if not self._waiting:
-            self._slots.stop_waiting()
-        self._keep_turns()
         return refused
 
     def _start(self) -> list[RequestHandler]:
         """Remove from the queue, in order, the requests for which there are slots. Caller holds the lock."""
-        started, passed_over = [], set()
+        started, claims = list[RequestHandler](), dict[str, Claim]()
         for waiting in list(self._waiting):
             request = waiting.request
-            if request.tenant in passed_over:
+            if request.tenant in claims:
                 continue
-            taking = self._slots.take(request.num_slots, request.tenant, request.num_tokens)
-            if taking is Taking.TOO_FEW:
+            taking = self._slots.take(request.num_slots, request.tenant, request.num_tokens, waiting.turn_s)
+            if taking is Taking.TAKEN:
+                self._waiting.remove(waiting)
+                self.num_running += request.num_slots
+                started.append(request)
+                continue
+            is_at_limit = taking is Taking.TENANT_AT_LIMIT
+            claims[request.tenant] = Claim(waiting.turn_s, digest_of(request.tenant), is_at_limit)
+            if not is_at_limit:
                 break
-            if taking is Taking.TENANT_AT_LIMIT:
-                passed_over.add(request.tenant)
-                continue
-            self._waiting.remove(waiting)
-            self.num_running += request.num_slots
-            started.append(request)
-        else:
-            self._slots.stop_waiting()  # nobody here waits for a slot that another process may free
-        self._keep_turns()
+        self._slots.claim(list(claims.values()))
         return started
-
-    def _keep_turns(self) -> None:
-        """Keep the turns of those tenants only that wait here. Caller holds the lock."""
-        self._slots.keep_turns_of(waiting.request.tenant for waiting in self._waiting)
 
     def _run(self, requests: list[RequestHandler]) -> None:
         for request in requests:
@@ -256,10 +253,14 @@ class Admission:
 
     def _poll(self) -> None:
         """Give up requests that need not wait any longer, and start those for which others have made room."""
-        while not self._closed.wait(POLL_S):
+        next_poll_s = time.monotonic() + POLL_S
+        while not self._closed.is_set():
+            was_woken = self._slots.wait_for_others(next_poll_s - time.monotonic())
+            if not was_woken:
+                next_poll_s = time.monotonic() + POLL_S
             if self._waiting:
                 # Asked without the lock: Triton takes its time to answer, and new requests would wait.
-                self._give_up(self._late() | self._cancelled())
+                self._give_up({} if was_woken else self._late() | self._cancelled())
 
     def _late(self) -> dict[Waiting, str]:
         """Return the waiting requests whose deadline has passed."""

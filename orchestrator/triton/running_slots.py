@@ -7,20 +7,13 @@ import fcntl
 import os
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from orchestrator.deployment.drain_state import MUTEX, SLOT_PREFIX
-from orchestrator.triton.tenants import (
-    NO_LIMITS,
-    POLL_S,
-    Share,
-    Taking,
-    TenantLimits,
-    TenantTurns,
-    digest_of,
-    open_lock,
-)
+from orchestrator.triton.claims import Claim, SharedClaims
+from orchestrator.triton.locks import closed_with, is_locked, open_lock, try_lock, unlock
+from orchestrator.triton.tenants import NO_LIMITS, Share, Taking, TenantLimits, digest_of
 
 #: What a taken slot's file holds: the digest of its tenant and the tokens of its sequence.
 _HOLDER = struct.Struct("<16sq")
@@ -34,8 +27,11 @@ class RunningSlots:
         self._limits = limits
         self._held_by: dict[str, Share] = {}
 
-    def take(self, number: int, tenant: str = "", num_tokens: int = 0) -> Taking:
-        """Take all of `number` slots for a tenant, or leave them all. num_tokens: what each of them may come to."""
+    def take(self, number: int, tenant: str = "", num_tokens: int = 0, turn_s: float = 0.0) -> Taking:
+        """Take all of `number` slots for a tenant, or leave them all.
+
+        num_tokens: what each of them may come to. turn_s: when the turn of the request is, by time.monotonic().
+        """
         held = self._held_by.get(tenant, Share())
         if not self._limits.allow(held, number, num_tokens):
             return Taking.TENANT_AT_LIMIT
@@ -57,21 +53,22 @@ class RunningSlots:
         self._num_free += count - self._count
         self._count, self._limits = count, limits
 
-    def stop_waiting(self) -> None:
-        """Let other processes take the next slots, because nothing waits here any more."""
+    def claim(self, claims: Sequence[Claim]) -> None:
+        """Let no other process take a slot before these requests, which got none, have had their turns."""
 
-    def keep_turns_of(self, tenants: Iterable[str]) -> None:
-        """Let other processes take the next slots of all other tenants, because those wait here no more."""
+    def wait_for_others(self, timeout_s: float) -> bool:
+        """Wait until another process may have made room, at most so long; return whether it may have."""
+        time.sleep(max(timeout_s, 0.0))
+        return False
 
 
 class SharedRunningSlots(RunningSlots):
     """The slots of a deployment, shared by all processes that are given the same folder.
 
     Each slot is a file. A process takes it by locking it, and writes into it whose it is and for how many tokens, also
-    without limits, since a reload may set some; the kernel frees the locks of a process that dies. A process that finds
-    too few slots keeps the turn, which is another lock: until it has its slots, no other process takes one. Then it
-    leaves the turn to the others for two polls, so that processes in which requests always wait alternate. A process
-    that finds a tenant at its limit keeps the turn of this tenant in the same way.
+    without limits, since a reload may set some; the kernel frees the locks of a process that dies. A request takes no
+    slot while one whose turn is earlier waits for it in another process. So all processes together start requests in
+    one order, as a single queue would. A process that frees a slot, or claims none any more, wakes those that wait.
     """
 
     def __init__(self, folder: Path, count: int, limits: TenantLimits = NO_LIMITS) -> None:
@@ -80,33 +77,39 @@ class SharedRunningSlots(RunningSlots):
         self._all = [open_lock(folder / f"{SLOT_PREFIX}{i}") for i in range(count)]
         self._folder, self._count, self._free = folder, count, list(self._all)
         self._taken: list[tuple[int, str, int]] = []
-        self._mutex, self._turn = open_lock(folder / MUTEX), open_lock(folder / "turn")
-        self._has_turn = False
-        self._may_wait_s = 0.0
-        self._tenant_turns = TenantTurns(folder)
-
-    def take(self, number: int, tenant: str = "", num_tokens: int = 0) -> Taking:
-        """Take all of `number` slots for a tenant, or leave them all. num_tokens: what each of them may come to."""
+        self._mutex = open_lock(folder / MUTEX)
+        for files in (self._all, [self._mutex]):
+            closed_with(self, files)
+        self._claimed: Sequence[Claim] = ()
+        self._has_freed = False
         with self._alone():
-            if not self._limits.are_set:
-                return self._take(number, tenant, num_tokens)
-            if not self._tenant_turns.take(tenant):
-                return Taking.TENANT_AT_LIMIT
-            if self._limits.allow(self._held_in_all(tenant), number, num_tokens):
-                taking = self._take(number, tenant, num_tokens)
-            else:
-                taking = Taking.TENANT_AT_LIMIT
-            self._tenant_turns.settle(tenant, taking)
-            return taking
+            self._claims = SharedClaims(folder)
+
+    def take(self, number: int, tenant: str = "", num_tokens: int = 0, turn_s: float = 0.0) -> Taking:
+        """Take all of `number` slots for a tenant, or leave them all.
+
+        num_tokens: what each of them may come to. turn_s: when the turn of the request is, by time.monotonic().
+        """
+        with self._alone():
+            earlier = [claim for claim in self._claims.of_others() if claim.turn_s < turn_s]
+            if not all(claim.is_at_limit for claim in earlier):
+                return Taking.TOO_FEW
+            if self._limits.are_set:
+                digest = digest_of(tenant)
+                is_overtaking = any(claim.tenant == digest for claim in earlier)
+                if is_overtaking or not self._limits.allow(self._held_in_all(tenant), number, num_tokens):
+                    return Taking.TENANT_AT_LIMIT
+            return self._take(number, tenant, num_tokens)
 
     def give_back(self, number: int, tenant: str = "", num_tokens: int = 0) -> None:
         """Free `number` slots of a tenant, each of which was taken for so many tokens."""
         for _ in range(number):
             held = next(held for held in reversed(self._taken) if held[1:] == (tenant, num_tokens))
             self._taken.remove(held)
-            fcntl.flock(held[0], fcntl.LOCK_UN)
+            unlock(held[0])
             if held[0] in self._all[: self._count]:
                 self._free.append(held[0])
+        self._has_freed = True
 
     def resize(self, count: int, limits: TenantLimits) -> None:
         """Change the limits; each of the processes that share the slots must."""
@@ -115,15 +118,22 @@ class SharedRunningSlots(RunningSlots):
         self._count, self._limits = count, limits
         self._free = [slot for slot in self._all[:count] if slot not in taken]
 
-    def stop_waiting(self) -> None:
-        """Leave the turn to the other processes."""
-        if self._has_turn:
-            fcntl.flock(self._turn, fcntl.LOCK_UN)
-            self._has_turn = False
+    def claim(self, claims: Sequence[Claim]) -> None:
+        """Let no other process take a slot before these requests, which got none, have had their turns.
 
-    def keep_turns_of(self, tenants: Iterable[str]) -> None:
-        """Leave the turns of all other tenants to the other processes."""
-        self._tenant_turns.keep_only(tenants if self._limits.are_set else ())
+        A claim holds for STALE_S only, so that a process that is stopped does not hold up the others: claim again.
+        """
+        has_news = self._has_freed or claims != self._claimed
+        if has_news or claims:
+            with self._alone():
+                self._claims.write(claims)
+                if has_news:
+                    self._claims.wake_others()
+        self._claimed, self._has_freed = claims, False
+
+    def wait_for_others(self, timeout_s: float) -> bool:
+        """Wait until another process may have made room, at most so long; return whether it may have."""
+        return self._claims.wait(timeout_s)
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -132,51 +142,29 @@ class SharedRunningSlots(RunningSlots):
         try:
             yield
         finally:
-            fcntl.flock(self._mutex, fcntl.LOCK_UN)
+            unlock(self._mutex)
 
     def _take(self, number: int, tenant: str, num_tokens: int) -> Taking:
-        """Take slots without looking at the tenant's limits. Caller holds the mutex."""
-        if not self._has_turn and not _try_lock(self._turn):
-            return Taking.TOO_FEW
+        """Take slots without looking at who else wants them. Caller holds the mutex."""
         found: list[int] = []
         for slot in self._free:
-            if len(found) < number and _try_lock(slot):
+            if len(found) < number and try_lock(slot):
                 found.append(slot)
-        if is_enough := len(found) == number:
+        if len(found) < number:
             for slot in found:
-                os.pwrite(slot, _HOLDER.pack(digest_of(tenant), num_tokens), 0)
-            self._taken += [(slot, tenant, num_tokens) for slot in found]
-            self._free = [slot for slot in self._free if slot not in found]
-        else:
-            for slot in found:
-                fcntl.flock(slot, fcntl.LOCK_UN)
-        self._settle_turn(is_enough)
-        return Taking.TAKEN if is_enough else Taking.TOO_FEW
-
-    def _settle_turn(self, is_enough: bool) -> None:
-        """Leave the turn to the others after slots were taken; else keep it, once the others have had it."""
-        now_s = time.monotonic()
-        if is_enough and self._has_turn:
-            self._may_wait_s = now_s + 2 * POLL_S
-        self._has_turn = not is_enough and now_s >= self._may_wait_s
-        if not self._has_turn:
-            fcntl.flock(self._turn, fcntl.LOCK_UN)
+                unlock(slot)
+            return Taking.TOO_FEW
+        for slot in found:
+            os.pwrite(slot, _HOLDER.pack(digest_of(tenant), num_tokens), 0)
+        self._taken += [(slot, tenant, num_tokens) for slot in found]
+        self._free = [slot for slot in self._free if slot not in found]
+        return Taking.TAKEN
 
     def _held_in_all(self, tenant: str) -> Share:
         """Return what a tenant holds in all processes. Caller holds the mutex."""
         held, digest = [num_tokens for _, name, num_tokens in self._taken if name == tenant], digest_of(tenant)
         for slot in self._free:  # not taken by this process
-            if _try_lock(slot):
-                fcntl.flock(slot, fcntl.LOCK_UN)
-            elif len(content := os.pread(slot, _HOLDER.size, 0)) == _HOLDER.size:
+            if is_locked(slot) and len(content := os.pread(slot, _HOLDER.size, 0)) == _HOLDER.size:
                 holder, num_tokens = _HOLDER.unpack(content)
                 held += [num_tokens] if holder == digest else []
         return Share(len(held), sum(held))
-
-
-def _try_lock(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.soak_under_faults import KINDS, RELOAD, End, Result, deployment, run
+from tests.soak_under_faults import GATEWAY, KINDS, RELOAD, End, Result, deployment, run
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
@@ -18,6 +18,8 @@ HURTS = (
     (0, "target", "stop"),
     (1, "launcher", RELOAD),
     (1, "speculative_unary", "kill"),
+    (-1, GATEWAY, "kill"),
+    (-1, GATEWAY, "stop"),
     (0, "tritonserver", "kill"),
 )
 
@@ -25,8 +27,8 @@ HURTS = (
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
     ends: list[End] = []
-    with deployment(tmp_path_factory.mktemp("chaos"), ends) as (servers, gateway):
-        return run(servers, gateway, ends, lambda: HURTS, pause_s=2.0)
+    with deployment(tmp_path_factory.mktemp("chaos"), ends) as (servers, *gateways):
+        return run(servers, *gateways, ends, lambda: HURTS, pause_s=2.0)
 
 
 def test_no_text_is_wrong_and_no_request_is_lost(result: Result) -> None:
@@ -37,9 +39,14 @@ def test_no_text_is_wrong_and_no_request_is_lost(result: Result) -> None:
 
 
 def test_every_kind_of_process_was_lost_under_every_kind_of_request(result: Result) -> None:
-    assert {fault.kind for fault in result.chaos.faults} == set(KINDS)
+    assert {fault.kind for fault in result.chaos.faults} == {*KINDS, GATEWAY}
     assert result.num_moved > 0
     assert {visit.outcome for visit in result.visitors.visits} >= {"text", "beginning", "refused"}
+
+
+def test_a_call_through_a_gateway_that_is_lost_fails_soon_and_the_next_one_is_served(result: Result) -> None:
+    assert result.chaos.gateway.num_starts >= 3
+    assert result.callers.outcomes()["text"] > 0 and result.callers.outcomes().keys() > {"text"}
 
 
 def test_both_replicas_reloaded_under_requests(result: Result) -> None:

@@ -2,9 +2,11 @@
 
 import errno
 import random
+import re
 import socket
 import sys
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -289,12 +291,36 @@ def test_a_log_that_cannot_be_read_for_a_moment_does_not_end_the_server(tmp_path
         return "a line\n"
 
     said = []
-    server._say = lambda line: (said.append(line), server.request_stop())
+    server._pass_on = lambda line: (said.append(line), server.request_stop())
     (tmp_path / "log").write_text("")
     monkeypatch.setattr(Server, "log_path", tmp_path / "log")
     monkeypatch.setattr(Server, "failure", lambda _: None)
     monkeypatch.setattr(Follower, "new_text", new_text)
     assert server.wait() is None and said == ["a line"]
+
+
+def test_what_the_launcher_says_has_the_time_and_a_line_of_triton_only_its_own(tmp_path, monkeypatch, capsys):
+    server = Server(tmp_path / "serving.toml")
+    of_triton = "W1125 20:32:45.570302 8348 server.cc:241] a warning"
+
+    def failure(_):
+        server._say("replacing Triton")
+        server.request_stop()
+
+    (tmp_path / "log").write_text("")
+    monkeypatch.setattr(Server, "log_path", tmp_path / "log")
+    monkeypatch.setattr(Server, "failure", failure)
+    monkeypatch.setattr(Follower, "new_text", lambda _: f"{of_triton}\n")
+    before = datetime.now(UTC)
+    assert server.wait() is None
+    written = capsys.readouterr()
+    passed_on, said = written.err.splitlines()
+    time, _, text = said.partition(" ")
+    assert (written.out, passed_on, text) == ("", of_triton, "replacing Triton")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", time)
+    assert (
+        before <= datetime.fromisoformat(time) + timedelta(milliseconds=1) <= datetime.now(UTC) + timedelta(seconds=1)
+    )
 
 
 def test_a_reload_while_triton_is_started_again_is_refused_at_once(tmp_path):

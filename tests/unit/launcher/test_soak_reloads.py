@@ -15,6 +15,7 @@ from orchestrator.deployment.config import load_config
 from orchestrator.deployment.reload_requests import live_keys
 from tests import soak_under_faults
 from tests.soak_under_faults import (
+    GATEWAY,
     IN_TARGET,
     KINDS,
     OWN_PROCESSES,
@@ -32,12 +33,14 @@ from tests.support.hanging import until
 
 pytestmark = pytest.mark.unit
 
+NO_GATEWAY: Any = None
+
 
 def test_each_fault_is_followed_by_a_reload_of_the_other_replica() -> None:
-    num_faults = len(KINDS) * len(SIGNALS)
+    num_faults = len((*KINDS, GATEWAY)) * len(SIGNALS)
     hurts = list(itertools.islice(script(60.0), 4 * num_faults))
     faults, reloads = hurts[::2], hurts[1::2]
-    assert {(kind, way) for _, kind, way in faults} == set(itertools.product(KINDS, SIGNALS))
+    assert {(kind, way) for _, kind, way in faults} == set(itertools.product((*KINDS, GATEWAY), SIGNALS))
     assert all(reload == (1 - fault[0], "launcher", RELOAD) for fault, reload in zip(faults, reloads, strict=True))
     assert {replica for replica, _, _ in reloads} == {0, 1}
     assert list(script(0.0)) == []
@@ -66,7 +69,7 @@ def test_a_running_server_can_change_what_the_reloads_change(tmp_path: Path, lay
 
 def test_every_process_of_a_layout_is_hurt_in_each_way() -> None:
     kinds = {(kind, way) for _, kind, way in script(60.0, 1, OWN_PROCESSES.kinds) if way != RELOAD}
-    assert kinds == set(itertools.product((*KINDS, "draft", *soak_under_faults.HEADS), SIGNALS))
+    assert kinds == set(itertools.product((*KINDS, "draft", *soak_under_faults.HEADS, GATEWAY), SIGNALS))
 
 
 class Launcher:
@@ -97,7 +100,7 @@ def test_a_reload_that_is_not_taken_over_is_a_fault(
     server: Any = SimpleNamespace(
         config_path=tmp_path / "serving.toml", host="127.0.0.1", ports=SimpleNamespace(health=1)
     )
-    run = Chaos([server], [])
+    run = Chaos([server], NO_GATEWAY, [])
     for number in range(len(answers)):
         run.reload(0)
         assert soak_under_faults.SETTINGS[(number + 1) % 2] in server.config_path.read_text()
@@ -110,7 +113,7 @@ def test_a_reload_that_meets_the_end_of_triton_is_not(tmp_path: Path, monkeypatc
     server: Any = SimpleNamespace(
         config_path=tmp_path / "serving.toml", host="127.0.0.1", ports=SimpleNamespace(health=1)
     )
-    run = Chaos([server], [End(0, float("inf"))])
+    run = Chaos([server], NO_GATEWAY, [End(0, float("inf"))])
     run.reload(0)
     assert not run.wrong
 
@@ -132,6 +135,6 @@ def test_a_worn_triton_that_the_launcher_replaces_is_told_from_one_that_ends_its
 def test_only_an_end_that_nobody_wanted_counts_as_triton_s_own() -> None:
     killed, behind_target, worn, other = End(0, 1.0), End(1, 11.0), End(1, 12.0, is_planned=True), End(1, 1.0)
     of_triton, of_target = Fault("tritonserver", "kill", 0, 0.5, 5.0), Fault("target", "kill", 1, 10.0, 5.0)
-    run = Chaos([], [killed, behind_target, worn, other], [of_triton, of_target])
+    run = Chaos([], NO_GATEWAY, [killed, behind_target, worn, other], [of_triton, of_target])
     assert run.ends_behind(of_target) == [behind_target, worn]
     assert run.ended_itself() == [behind_target, other]

@@ -31,7 +31,7 @@ class Deployment:
 
     def begin_request(self) -> None:
         assert self.slots.take(1) is Taking.TAKEN
-        self.slots.stop_waiting()
+        self.slots.claim([])
 
     def looks(self, times: int) -> set[str]:
         return {self.wear.why_replace() for _ in range(times)}

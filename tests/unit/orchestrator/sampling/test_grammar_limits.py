@@ -16,7 +16,7 @@ from orchestrator.core.errors import RequestError, Unavailable
 from orchestrator.core.sampling_params import Grammar
 from orchestrator.sampling import grammar as module
 from orchestrator.sampling.grammar import NUM_LATE, Grammars
-from orchestrator.sampling.grammar_matcher import Matcher
+from orchestrator.sampling.grammar_matcher import CompiledGrammar, Matcher
 from tests.support.hanging import Hang, until
 
 FILE = Path(__file__).resolve().parents[4] / "models/target/tokenizer.json"
@@ -39,7 +39,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Hang:
     """Let compilations of a text that begins with "slow" hang until they are let go."""
     hang, compiled = Hang(), module._compile_matcher
 
-    def compiling(tokenizer: LLTokenizer, grammar: Grammar) -> LLMatcher:
+    def compiling(tokenizer: LLTokenizer, grammar: Grammar) -> tuple[LLMatcher, float]:
         if grammar.text.startswith("slow"):
             hang()
         return compiled(tokenizer, grammar)
@@ -86,6 +86,9 @@ class Panicking:
     def __init__(self, library: LLMatcher, method: str, count: int = 1) -> None:
         self._library, self._method, self.count = library, method, count
 
+    def deep_copy(self) -> Panicking:
+        return Panicking(self._library.deep_copy(), self._method, self.count)
+
     def __getattr__(self, name: str) -> Any:
         if name != self._method or not self.count:
             return getattr(self._library, name)
@@ -117,7 +120,8 @@ def test_a_panic_midway_is_mended_once_by_compiling_anew(grammars: Grammars, met
 def test_a_panic_that_comes_back_refuses_the_request(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     matcher, others = grammars.matcher(WORDS, [EOS]), grammars.matcher(WORDS, [EOS])
     matcher._library = Panicking(matcher._library, "compute_bitmask")
-    matcher._compile_again = lambda: Panicking(grammars._compile(WORDS).library, "compute_bitmask")
+    compiled = Panicking(grammars._compile(WORDS).library, "compute_bitmask")
+    matcher._compile_again = lambda: CompiledGrammar(compiled, threading.Lock())
     with pytest.raises(RequestError, match="broke the library"):
         matcher.legal([])
     assert others.legal([]).any()
@@ -141,20 +145,24 @@ def test_what_is_no_panic_passes(grammars: Grammars, monkeypatch: pytest.MonkeyP
 
 
 class Slow:
-    """A library's matcher that takes a tenth of a second of the processor for each mask."""
+    """A library's matcher that takes a tenth of a second of the processor for each call of one method."""
 
-    def __init__(self, library: LLMatcher) -> None:
-        self._library, self.num_masks = library, 0
+    def __init__(self, library: LLMatcher, method: str = "compute_bitmask") -> None:
+        self._library, self._method, self.num_calls = library, method, 0
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._library, name)
+        work = getattr(self._library, name)
+        if name != self._method:
+            return work
 
-    def compute_bitmask(self) -> bytes:
-        self.num_masks += 1
-        end_s = time.thread_time() + 0.1
-        while time.thread_time() < end_s:
-            pass
-        return self._library.compute_bitmask()
+        def slow(*given: Any) -> Any:
+            self.num_calls += 1
+            end_s = time.thread_time() + 0.1
+            while time.thread_time() < end_s:
+                pass
+            return work(*given)
+
+        return slow
 
 
 def test_a_guide_that_takes_too_long_to_follow_ends_its_request(grammars: Grammars) -> None:
@@ -163,8 +171,34 @@ def test_a_guide_that_takes_too_long_to_follow_ends_its_request(grammars: Gramma
     with pytest.raises(RequestError, match=r"too long to follow: 0\.3\d s .* for 0 tokens, at most 0\.25 allowed"):
         for _ in range(10):
             matcher.legal([])
-    assert slow.num_masks == 3
+    assert slow.num_calls == 3
     assert grammars.matcher(WORDS, [EOS]).legal([]).any(), "another request with the same guide has a time of its own"
+
+
+@pytest.mark.parametrize("method", ["try_consume_tokens", "validate_tokens"])
+def test_a_guide_that_takes_too_long_is_stopped_within_a_piece_of_work(grammars: Grammars, method: str) -> None:
+    """These calls hold the GIL: a path of a tree, and a mask where one text alone can follow, are many of them."""
+    matcher = grammars.matcher(Grammar("regex", "(and ){100}"), [EOS])
+    path = []
+    for _ in range(20 if method == "try_consume_tokens" else 0):
+        path.append(int(np.flatnonzero(matcher.legal(path))[0]))
+    assert np.count_nonzero(matcher.legal([])) > 1, "several tokens begin the one text"
+    matcher._library = slow = Slow(matcher._library, method)
+    with pytest.raises(RequestError, match=r"too long to follow: 0\.3\d s"):
+        matcher.legal(path)
+    assert slow.num_calls == 3
+
+
+def test_a_guide_is_compiled_anew_at_its_own_expense_after_the_first_time(grammars: Grammars) -> None:
+    matcher = grammars.matcher(WORDS, [EOS])
+    compiled = [CompiledGrammar(grammars._compile(WORDS).library, threading.Lock(), 0.2) for _ in range(3)]
+    matcher._compile_again = compiled.pop
+    for _ in range(2):
+        matcher._library = Panicking(matcher._library, "compute_bitmask")
+        assert matcher.legal([]).any()
+    matcher._library = Panicking(matcher._library, "compute_bitmask")
+    with pytest.raises(RequestError, match=r"too long to follow: 0\.4\d s"):
+        matcher.legal([])
 
 
 def test_waiting_costs_a_guide_nothing(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
