@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "growth.h"
+#include "joint_growth.h"
 #include "suffix.h"
 
 using namespace drafts;
@@ -21,17 +22,19 @@ int main() {
     const Recollection recollection{&memory, std::string(1, "ab"[seed % 2])};
     Suffix suffix({24, 20, 0, 4.0, 0.1}, &recollection, nullptr);
     Growth growth(&estimates, nullptr, nullptr, &recollection, false);
-    std::vector<double> seconds(129, 1.0), row_s(129, 0.0), probabilities(128);
+    std::vector<double> rows{1.0, 2.0}, seconds(2, 1.0), probabilities(128);
     std::vector<int32_t> tokens(128), parents(128), names(128);
-    const Costs costs{seconds.data(), row_s.data(), 0.0, 0.1};
+    const SharedPass pass{{rows.data(), seconds.data(), 0.0, 2}, 0.0, 1.0, 1, 1};
     const Tree tree{tokens.data(), parents.data(), names.data(), probabilities.data()};
     for (int round = 0; round < 300; ++round) {
       std::vector<int32_t> response(random() % 90);
       for (int32_t& token : response) token = int32_t(random() % 5);
       recollection.learn(response.data(), response.size());
       const size_t count = std::min<size_t>(response.size(), 3);
-      num_nodes += suffix.next(response.data(), count, 20, 20, nullptr, tree);
-      num_nodes += growth.next(response.data(), count, 20, 8, &costs, tree);
+      num_nodes += suffix.next(response.data(), count, 20, 20, tree);
+      Sharer sharer{static_cast<Proposer*>(&growth), response.data(), count, 0.0, tree, 20, 8, 0};
+      grow_jointly(&sharer, 1, pass);
+      num_nodes += sharer.num_nodes;
     }
   };
   std::vector<std::thread> threads;

@@ -143,7 +143,10 @@ def test_many_runs_at_once_with_drafts_and_without_tell_what_each_tells_alone(dr
 
     alone = [tell(seed) for seed in range(16)]
     with ThreadPoolExecutor(16) as threads:
-        assert list(threads.map(tell, range(16))) == alone
+        together = list(threads.map(tell, range(16)))
+    for method, one, same in zip(methods, alone, together, strict=True):
+        # The trees of `auto` are sized with those of the requests that share the pass.
+        assert one[:1] == same[:1] if method == "auto" else one == same
     for seed in range(16):
         assert drafted.tell(folder, 200, "none", samplings[seed], StopRule(MAX_TOKENS))[0] == alone[seed][0]
 
