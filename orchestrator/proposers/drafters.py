@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator.core.context import Context
-from orchestrator.core.cost_model import CostModel
 from orchestrator.core.proposal import Budget, NativeDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
@@ -33,8 +32,7 @@ class DrafterProposer(Proposer):
         self._step_costs, self._draft_costs = dependencies.step_costs, dependencies.draft_costs
         self._num_levels, self._most_nodes = num_levels, most_nodes
         self._follows_costs = config.min_prob is None and most_nodes > 0
-        self._has_drafted = False
-        self._costs: CostModel | None = None  # of passes, at the last call
+        self._has_been_called = False
         self._use: DrafterUse | None = None
 
     @property
@@ -60,29 +58,22 @@ class DrafterProposer(Proposer):
         self.observe(steps[-1].proposal.tree, steps[-1].acceptance)
 
     def observe_native(self, steps: Sequence[Step]) -> None:
-        """Note how long the drafts took that are not merged with those of others.
-
-        They are measured by the passes beside them, as the costs of rows are relative to one another: a machine that is
-        slower than when these were measured is so for both.
-        """
-        if self._costs is None:
-            return
+        """Note how long the drafts took that are not merged with those of others."""
         for step in steps:
-            tree, pass_s = step.proposal.tree, 1e-6 * step.acceptance.forward_us
-            if step.draft_s and pass_s and set(step.proposal.sources) <= {self.name}:
-                self._note_draft(tree, step.draft_s * float(self._costs.seconds[tree.num_nodes]) / pass_s)
+            if step.draft_s and set(step.proposal.sources) <= {self.name}:
+                self._note_draft(step.proposal.tree, step.draft_s)
 
     def close(self) -> None:
         """End the drafter's sequence."""
         self._client.close()
 
     def _draft(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput) -> DraftResponse:
-        """Call the drafter; the time of a request's first draft, which reads the prompt, is not that of others."""
+        """Call the drafter; the time of a request's first call, which reads the prompt, says little of later ones."""
         began_s = self._step_costs.clock()
         response = self._client.propose(context, sampling, budget, head)
-        if self._has_drafted and response is not NO_ANSWER and not self._client.use:  # else bursts show it
+        if self._has_been_called and response is not NO_ANSWER:
             self._note_draft(response.tree, self._step_costs.clock() - began_s)
-        self._has_drafted |= response.tree.num_nodes > 0
+        self._has_been_called = True
         return response
 
     def _note_draft(self, tree: TokenTree, draft_s: float) -> None:
@@ -97,12 +88,13 @@ class DrafterProposer(Proposer):
         (that of a seed would otherwise depend on measured times), before the costs are known, and while others share
         the passes, where `Adaptive` chooses the sizes.
         """
-        level, self._costs = self._draft_costs.level_s.get(self.name), self._step_costs.cost_model(len(context))
+        level = self._draft_costs.level_s.get(self.name)
         if not (self._follows_costs and level and sampling.is_independent_of_drafts) or self._step_costs.shares_passes:
             return head
-        if self._costs is None:
+        costs = self._step_costs.cost_model(len(context))
+        if costs is None:
             return head
-        return replace(head, **paying_thresholds(self._costs, level.value, self._most_nodes)._asdict())
+        return replace(head, **paying_thresholds(costs, level.value, self._most_nodes)._asdict())
 
     @property
     def _has_draft(self) -> bool:
@@ -171,7 +163,6 @@ class HeadProposer(DrafterProposer):
         self._config = config.resolved(dependencies.has_cheap_rows)
         self._lacks_from = 0
         self._features: HeadInput | None = None
-        self._has_been_called = False
 
     @property
     def options(self) -> StepOptions:
@@ -200,7 +191,6 @@ class HeadProposer(DrafterProposer):
         response = self._draft(context, sampling, budget, head)
         has_read = head.features is not None and response.cached_len == len(context) - 1
         self._use = self._client.use if has_read else None
-        self._has_been_called = True
         if self._method.reads_every_state:
             self._lacks_from = response.cached_len if response.cached_len >= 0 else len(context) - 1
         return Proposal(response.tree, (self.name,) * response.tree.num_nodes, response.q)

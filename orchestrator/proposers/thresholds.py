@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 from orchestrator.core.cost_model import CostModel
 
-#: Factor on the price of a level: about two thirds of the levels that the text reaches have a node that it goes on
-#: with. Chosen on replayed drafts (docs/performance.md, min_prob).
-LEVEL_FACTOR = 1.5
+#: Factors on the prices of a row and of a level. Prices are those of plain decoding, and a draft that pays raises them;
+#: and about two thirds of the levels that the text reaches have a node that it goes on with. Both were chosen on
+#: replayed drafts (docs/performance.md, What a draft should be sure of).
+ROW_FACTOR, LEVEL_FACTOR = 1.3, 2.0
 #: No threshold for a node is outside these: a price of 0 would fill trees with nodes that are never accepted, and one
 #: of 1 would keep even sure nodes out, so that nothing would be learnt of the time that a level takes.
 LEAST, MOST = 0.01, 0.9
@@ -32,5 +33,5 @@ def paying_thresholds(costs: CostModel, level_s: float, most_nodes: int) -> Thre
     most_nodes = min(most_nodes, len(costs.seconds) - 1)
     row_s = float(costs.seconds[most_nodes] - costs.seconds[0]) / most_nodes
     row, level = costs.rate_to_beat * row_s, costs.rate_to_beat * level_s
-    min_prob = min(max(row, LEAST), MOST)
+    min_prob = min(max(ROW_FACTOR * row, LEAST), MOST)
     return Thresholds(min_prob, min(min_prob + LEVEL_FACTOR * level, 1.0))

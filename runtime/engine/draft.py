@@ -105,7 +105,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
             blocks=sequence.blocks,
             min_score=request.head.min_score,
             min_reach=request.head.min_reach,
-            sharpness=self._sharpness.of(request.head, request.sampling),
+            sharpness=self._sharpness.of(request.head),
         )
         return ContinuedDraft(draft, sequence.num_computed, sequence)
 
@@ -175,7 +175,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
         for row, call in ready.items():
             num_drafted = len(call.opened.ids) - call.delta.prefix_len
             left, head = self._length(call) - num_drafted, call.request.head
-            sharpness = self._sharpness.of(head, call.request.sampling)
+            sharpness = self._sharpness.of(head)
             chains.append(
                 NativeChain(row, left, call.request.sampling, head.min_score, sharpness, min_reach=head.min_reach)
             )
@@ -222,7 +222,7 @@ def _next_tokens(calls: list[DraftCall], logits: Tensor, sharpness: Sharpness) -
                 [positions[row] for row in coupled],
                 [samplings[row] for row in coupled],
                 k=1,
-                sharpness=[sharpness.of(calls[row].request.head, samplings[row]) for row in coupled],
+                sharpness=[sharpness.of(calls[row].request.head) for row in coupled],
             )
             for row, (score,) in zip(coupled, best.scores.tolist(), strict=True):
                 calls[row].chain.score += score

@@ -169,7 +169,7 @@ class HeadEngine(ABC):
             min_score=request.head.min_score,
             min_reach=request.head.min_reach,
             draws=request.head.draws,
-            sharpness=self._sharpness.of(request.head, request.sampling),
+            sharpness=self._sharpness.of(request.head),
         )
 
     def is_native(self, request: DraftRequest) -> bool:

@@ -63,7 +63,7 @@ def _add_best(chosen: Sequence[Level], sharpness: Sharpness, ids: Tensor | None)
         [request.sampling for request, _ in owners],
         max(draft.tree.fan_out for _, draft, _ in chosen),
         ids,
-        [sharpness.of(request.head, request.sampling) for request, _ in owners],
+        [sharpness.of(request.head) for request, _ in owners],
     )
     tokens, scores = fetch(best)
     first = 0
@@ -79,8 +79,7 @@ def _add_sampled(sampled: Sequence[Level], sharpness: Sharpness, ids: Tensor | N
     samplings = [call.request.sampling for call, _, rows in sampled for _ in rows]
     found = iter(candidates(torch.cat([rows for *_, rows in sampled]), samplings, ids))
     for call, draft, rows in sampled:
-        tree, prefix_len = draft.tree, call.delta.prefix_len
-        sharp = sharpness.of(call.request.head, call.request.sampling)
+        tree, prefix_len, sharp = draft.tree, call.delta.prefix_len, sharpness.of(call.request.head)
         own, position, fan_out = list(islice(found, len(rows))), prefix_len + tree.depth, tree.fan_out
         q = dict(zip(tree.frontier, own * (len(tree.frontier) // len(own)), strict=True))
         children = [

@@ -18,7 +18,7 @@ from orchestrator.core.types import Acceptance, DraftResponse, HeadInput
 from orchestrator.proposers.draft_costs import DraftCosts
 from orchestrator.proposers.drafters import DrafterProposer, DraftModel, HeadProposer
 from orchestrator.proposers.registry import select_method
-from orchestrator.proposers.thresholds import LEAST, LEVEL_FACTOR, MOST, paying_thresholds
+from orchestrator.proposers.thresholds import LEAST, LEVEL_FACTOR, MOST, ROW_FACTOR, paying_thresholds
 from tests.support.decode import dependencies
 
 TREE = TokenTree.from_paths([[4, 5], [6]])
@@ -36,12 +36,12 @@ class Line:
 
     def __init__(self, clock: Clock) -> None:
         self.heads: list[HeadInput] = []
-        self.clock, self.takes_s, self.tree = clock, 0.0, TREE
+        self.clock, self.takes_s = clock, 0.0
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget, head: HeadInput) -> DraftResponse:
         self.heads.append(head)
         self.clock.now_s += self.takes_s
-        return DraftResponse(self.tree, cached_len=len(context) - 1)
+        return DraftResponse(TREE, cached_len=len(context) - 1)
 
 
 class Clock:
@@ -82,14 +82,14 @@ def cost_model(row_s: float, rate: float) -> CostModel:
 @pytest.mark.parametrize(("row_s", "level_s", "rate"), [(0.1, 0.05, 1.0), (0.02, 0.2, 2.0)])
 def test_a_node_pays_for_its_row_and_a_level_for_its_time_and_a_row(row_s: float, level_s: float, rate: float) -> None:
     found = paying_thresholds(cost_model(row_s, rate), level_s, 3)
-    assert found.min_prob == pytest.approx(rate * row_s)
+    assert found.min_prob == pytest.approx(ROW_FACTOR * rate * row_s)
     assert found.min_reach == pytest.approx(found.min_prob + LEVEL_FACTOR * rate * level_s)
 
 
 def test_a_row_costs_the_mean_over_the_largest_draft() -> None:
     stairs = CostModel(np.array([1.0, 1.0, 1.3, 1.3, 1.6]), np.zeros(5), 0.0, 1.0)
     found = [paying_thresholds(stairs, 0.0, most_nodes).min_prob for most_nodes in (1, 2, 4, 128)]
-    assert found == pytest.approx([LEAST, 0.15, 0.15, 0.15])
+    assert found == pytest.approx([LEAST, ROW_FACTOR * 0.15, ROW_FACTOR * 0.15, ROW_FACTOR * 0.15])
 
 
 def test_no_price_fills_trees_or_ends_all_drafts() -> None:
@@ -101,11 +101,8 @@ def test_no_price_fills_trees_or_ends_all_drafts() -> None:
 @pytest.mark.parametrize("method", ["eagle3", "draft_model"])
 def test_thresholds_follow_from_what_rows_and_levels_cost(method: str) -> None:
     deployment, constant = Deployment(method), {"eagle3": (0.4, 0.0), "draft_model": (0.0, 0.4)}[method]
-    deployment.line.tree = TokenTree.bare()
     assert deployment.asked(takes_s=9.0) == constant
-    deployment.line.tree = TREE
-    assert deployment.asked(takes_s=9.0) == constant
-    assert deployment.asked(takes_s=0.3) == constant, "for its first draft the drafter has read the prompt"
+    assert deployment.asked(takes_s=0.3) == constant, "the first call has read the prompt and says nothing"
     expected = paying_thresholds(cost_model(0.1, 1.0), 0.1, 3)
     assert deployment.asked() == pytest.approx(expected), "the last level of three holds no node"
     other = Deployment(method, PassCosts(Curve(np.array([1.0, 2.0]), np.array([1.0, 1.01]), 0.01)))
@@ -150,12 +147,10 @@ def test_constants_remain_where_the_request_sets_them_or_costs_are_unknown_or_sh
 def test_a_burst_shows_what_levels_cost_and_gets_the_thresholds_of_its_beginning() -> None:
     deployment = Deployment("draft_model")
     chain = Proposal.of(TokenTree.chain([4, 5]), "draft_model")
-    deployment.asked()
-    # The passes of three rows, which cost 1.2 s, take twice as long now, and so do drafts.
-    step = Step(chain, Acceptance((1, 2), 6, forward_us=2_400_000), 0.6, 1.0)
+    step = Step(chain, Acceptance((1, 2), 6), 0.3, 1.0)
     deployment.proposer.observe_native(
         [step, step._replace(proposal=Proposal.of(TREE, "draft_model+suffix"), draft_s=9)]
     )
     assert deployment.draft_costs.level_s["draft_model"] == pytest.approx((0.1, 1))
-    deployment.proposer.observe_native([step._replace(draft_s=60.0)])
+    deployment.proposer.observe_native([step._replace(draft_s=30.0)])
     assert deployment.draft_costs.level_s["draft_model"].value < 0.2, "one step that was held up counts little"

@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,11 +16,10 @@ from orchestrator.core.context import Context
 from orchestrator.core.methods import METHODS as METHODS_BY_NAME
 from orchestrator.core.proposal import NativeDrafts, Proposer, Step
 from orchestrator.core.sampling_params import Rule, Sampling
-from orchestrator.core.types import HeadInput, HiddenStates, StepOptions
+from orchestrator.core.types import HiddenStates, StepOptions
 from orchestrator.generation.text import FinishReason, StopRule
 from orchestrator.native.compiling import Unbuilt
 from orchestrator.proposers.drafter_clients import LocalDrafterClient
-from orchestrator.proposers.drafters import DrafterProposer
 from orchestrator.proposers.registry import select_method
 from orchestrator.wire.context import delta_of
 from orchestrator.wire.drafter import DrafterUse, DraftRequest
@@ -164,24 +162,6 @@ def test_native_steps_have_the_trees_and_the_text_of_single_steps(
     stop = StopRule(MAX_TOKENS, frozenset({free[0].ids[-3]}))
     in_run, by_step = both(drafted, target, method, sampling, stop)
     assert in_run == by_step and by_step[1]["finish"] is FinishReason.STOP
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=("greedy", "sampled"))
-@pytest.mark.parametrize("method", ["draft_model sure", "eagle2"])
-def test_native_steps_leave_out_what_does_not_pay_as_single_steps_do(
-    drafted: Drafted, target: Path, method: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A draft may then be empty, after which the drafter has read the whole text and no draft."""
-
-    def as_pays(self: DrafterProposer, head: HeadInput, *_: object) -> HeadInput:
-        return replace(head, min_prob=0.5, min_reach=0.9, sharpness=0.5)
-
-    monkeypatch.setattr(DrafterProposer, "_as_pays", as_pays)
-    drafted.burst_tokens.clear(), drafted.sizes.clear()
-    free, by_step = both(drafted, target, method, sampling, StopRule(MAX_TOKENS))
-    assert free == by_step and free[0].ids == drafted.tell(target, 51, "none", sampling)[0].ids
-    assert 0 in drafted.sizes, "all drafts have paid"
-    assert method == "eagle2" or len(drafted.sizes) > 1, "no draft has paid"
 
 
 #: The members of random unions, with their parameters. A share of the nodes is smaller than what most of them want.

@@ -130,8 +130,7 @@ def expected(plain: StockModel, asked: DraftRequest, context: Context) -> DraftR
                 children = sampled_children(q[node], position, sampling, length, head.width, node, SHARPNESS.sampled)
                 rows.append(children)
             else:
-                sharpness = SHARPNESS.argmax if sampling.greedy else 1.0
-                best = rank(logits, [position], [sampling], head.width, sharpness=[sharpness])
+                best = rank(logits, [position], [sampling], head.width, sharpness=[SHARPNESS.argmax])
                 rows.append((best.ids.int().numpy(), best.scores.numpy(), best.scores.numpy()))
         tree.add_children(*(np.concatenate(arrays) for arrays in zip(*rows, strict=True)))
     return DraftResponse(tree.token_tree(), tuple(q[tree.parents[node]] for node in tree.drafted()) if q else ())
