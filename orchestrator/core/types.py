@@ -199,10 +199,8 @@ class HeadInput:
     features: (r, width) float32, r at most MAX_FEATURE_ROWS: hidden states of the positions from features_start on.
     choices: the shape of a static tree; its tokens are ranks, 0 = the most probable child.
     width: how many nodes each level of a dynamic tree expands, or the number of beams.
-    min_prob: the lowest probability of a node's path, as the drafter sees it: no draft has a less likely node, except
-    for chains of sampled tokens, which it does not concern.
-    min_reach: the lowest probability, as the drafter sees it, that the text reaches the nodes that a level expands, for
-    which the level is drafted; the first level always is. Not for trees of sampled nodes.
+    min_prob: the lowest probability of a path, as the drafter sees it: a head's tree has no less likely node, and a
+    draft model's chain ends after its first such node.
     draws: sample the children of each node from q without replacement, in the order in which they are tried; for rules
     that read q. No sampled token may be left out because of what it is, so min_prob then applies, in a static tree, to
     the path of the parent, and in a dynamic tree to a bound on the child's path that is known before its token is
@@ -218,17 +216,11 @@ class HeadInput:
     min_prob: float = 0.0
     draws: bool = False
     sharpness: float = 0.0
-    min_reach: float = 0.0
 
     @property
     def min_score(self) -> float:
         """Return log(min_prob)."""
         return math.log(self.min_prob) if self.min_prob > 0.0 else -math.inf
-
-    @property
-    def limits_paths(self) -> bool:
-        """True if the draft depends on how likely its paths seem."""
-        return self.min_prob > 0.0 or self.min_reach > 0.0
 
     def features_since(self, first: int) -> Features:
         """Return the hidden states of the positions from `first` on, which must be there."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from orchestrator.core.cost_model import CostModel
-from orchestrator.core.step_costs import MAX_RATIO_TO_MEAN, Mean
+from orchestrator.core.step_costs import Mean
 
 #: The fraction of all requests' time that trials may take, and the steps of a trial.
 TRIAL_TIME_SHARE, TRIAL_STEPS = 0.01, 6
@@ -59,14 +59,12 @@ class DraftCosts:
     """What the drafts of all requests of a process brought and cost.
 
     by_head: what heads brought to `auto`, by head and temperature range. by_kind: the levels of adaptive drafts.
-    level_s: seconds to draft a level for a request that has its passes to itself, by method.
     elapsed_s: time of the steps of all requests of `auto`. tried_s: time of the steps that tried a head, counted for
     every request of their passes.
     """
 
     by_head: dict[tuple[str, int], HeadFigures] = field(default_factory=dict)
     by_kind: dict[Hashable, LevelFigures] = field(default_factory=dict)
-    level_s: dict[str, Mean] = field(default_factory=dict)
     elapsed_s: float = 0.0
     tried_s: float = 0.0
 
@@ -77,13 +75,6 @@ class DraftCosts:
     def levels(self, *kind: Hashable) -> LevelFigures:
         """Return what the levels of one kind of adaptive drafts cost."""
         return self.by_kind.setdefault(kind, LevelFigures())
-
-    def note_draft(self, method: str, num_levels: int, draft_s: float) -> None:
-        """Note the time of a draft; it is capped, since something else may have held it up."""
-        known, level_s = self.level_s.get(method, Mean()), draft_s / num_levels
-        if known.num_values:
-            level_s = min(level_s, MAX_RATIO_TO_MEAN * known.value)
-        self.level_s[method] = known.updated(level_s)
 
     @property
     def may_try(self) -> bool:

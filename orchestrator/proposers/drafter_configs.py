@@ -14,15 +14,15 @@ from orchestrator.core.types import HeadInput
 from orchestrator.proposers.draft_sampling import DraftSamplingConfig
 from orchestrator.proposers.parameters import Adaptivity, Choices
 
-#: The defaults of min_prob where it does not follow from measured costs. On a CPU, an additional row takes about a
-#: quarter of a plain pass (docs/performance.md, min_prob), on a GPU little.
+#: The defaults of min_prob. On a CPU, an additional row takes about a quarter of a plain pass
+#: (docs/performance.md, min_prob), on a GPU little.
 MIN_PROB, MIN_PROB_OF_CHEAP_ROWS = 0.4, 0.2
 #: The default of max_nodes of a tree.
 NUM_NODES = 24
 
 
 class DrafterConfig(DraftSamplingConfig):
-    """Parameters of all drafters. min_prob: how likely a path must seem to the drafter; None = as likely as pays.
+    """Parameters of all drafters. min_prob: how likely a path must seem to the drafter; None = depends on the device.
 
     sharpness: how sure the drafter is of its guesses: 1 = as sure as its q, None = the measured value.
     draws: under a rule that reads q, the nodes are sampled from it.
@@ -34,10 +34,7 @@ class DrafterConfig(DraftSamplingConfig):
     sharpness: float | None = Field(None, ge=0.01, le=1.0)
 
     def resolved(self, has_cheap_rows: bool) -> Self:
-        """Return the parameters with min_prob set, for drafts that do not follow from measured costs.
-
-        has_cheap_rows: additional rows hardly make a pass longer.
-        """
+        """Return the parameters with min_prob set. has_cheap_rows: additional rows hardly make a pass longer."""
         default = MIN_PROB_OF_CHEAP_ROWS if has_cheap_rows else MIN_PROB
         return self if self.min_prob is not None else self.model_copy(update={"min_prob": default})
 
@@ -78,14 +75,8 @@ class DraftModelConfig(DrafterConfig):
 
     @property
     def shape(self) -> HeadInput:
-        """How many nodes a level of a tree expands, and how likely they must seem.
-
-        min_prob ends a chain after a token, so that it also applies to sampled tokens.
-        """
-        shape = super().shape
-        if self.is_chain:
-            return replace(shape, min_prob=0.0, min_reach=shape.min_prob)
-        return replace(shape, width=self.top_k)
+        """How many nodes a level of a tree expands, and how likely they must seem."""
+        return replace(super().shape, width=0 if self.is_chain else self.top_k)
 
     def under(self, sampling: Sampling, head: HeadInput) -> HeadInput:
         """Return the input; a chain that should not be sampled although the rule reads q is a tree of width 1."""

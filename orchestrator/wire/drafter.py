@@ -87,7 +87,7 @@ def unpack_draft_request(tensors: Incoming) -> DraftRequest:
 def _pack_head_input(head: HeadInput) -> Tensors:
     tensors = pack_ids("choice_ranks", head.choices.tokens) | pack_ids("choice_parents", head.choices.parents)
     tensors |= pack_nonzero(width=head.width, draws=int(head.draws))
-    shares = {"min_prob": head.min_prob, "sharpness": head.sharpness, "min_reach": head.min_reach}
+    shares = {"min_prob": head.min_prob, "sharpness": head.sharpness}
     tensors |= {name: np.array([share]) for name, share in shares.items() if share}
     if head.features is None or not len(head.features):
         return tensors
@@ -98,11 +98,11 @@ def _unpack_head_input(tensors: Incoming) -> HeadInput:
     ranks, parents = ids(tensors, "choice_ranks"), ids(tensors, "choice_parents")
     choices = TokenTree.checked(ranks, parents, MAX_CANDIDATES, MAX_NODES)
     features = unpack_features(tensors)
-    min_prob, sharpness, min_reach = (_unpack_share(tensors, name) for name in ("min_prob", "sharpness", "min_reach"))
+    min_prob, sharpness = (_unpack_share(tensors, name) for name in ("min_prob", "sharpness"))
     width = bounded(tensors, "width", MAX_WIDTH, 0)
     draws = bool(bounded(tensors, "draws", 1, 0))
     start = scalar(tensors, "features_start", 0)
-    return HeadInput(features, start, choices, width, min_prob, draws, sharpness, min_reach)
+    return HeadInput(features, start, choices, width, min_prob, draws, sharpness)
 
 
 def _unpack_share(tensors: Incoming, name: str) -> float:

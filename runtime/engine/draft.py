@@ -62,15 +62,13 @@ class DraftEngine(PagedEngine[DraftRequest]):
         if length < 1:
             call.reply(DraftResponse(TokenTree.bare()))
             return
+        check_draws(call.request)
         call.chain, call.tree, head = DraftedChain(), None, call.request.head
-        check_draws(call.request, is_tree=head.width > 0)
         if not head.width:
             self.paged.open(call, length, length)
             return
         max_nodes = call.request.max_nodes
-        call.tree = DraftedTree(
-            DynamicTree(head.width, max_nodes, length, min_score=head.min_score, min_reach=head.min_reach)
-        )
+        call.tree = DraftedTree(DynamicTree(head.width, max_nodes, length, min_score=head.min_score))
         self.paged.open(call, min(max_nodes, head.width * (length - 1)), length)
 
     def _num_nodes(self, call: DraftCall) -> int:
@@ -104,8 +102,7 @@ class DraftEngine(PagedEngine[DraftRequest]):
             max_s=math.inf,
             blocks=sequence.blocks,
             min_score=request.head.min_score,
-            min_reach=request.head.min_reach,
-            sharpness=self._sharpness.of(request.head),
+            sharpness=self._sharpness.of(request.head, request.sampling),
         )
         return ContinuedDraft(draft, sequence.num_computed, sequence)
 
@@ -147,12 +144,9 @@ class DraftEngine(PagedEngine[DraftRequest]):
         calls = list(found)
         for call, token in zip(calls, _next_tokens(calls, torch.cat([*found.values()]), self._sharpness), strict=True):
             call.opened.publish(call.delta.prefix_len)
-            head, score, is_sampled = call.request.head, call.chain.score, bool(call.chain.q)
-            is_likely = is_sampled or score >= head.min_score
-            if is_likely:
-                call.opened.context.commit([token])
+            call.opened.context.commit([token])
             is_full = len(call.opened.ids) - call.delta.prefix_len == self._length(call)
-            if is_full or not is_likely or math.exp(score) < head.min_reach or _has_used_its_time(call):
+            if is_full or call.chain.score < call.request.head.min_score or _has_used_its_time(call):
                 call.reply(_drafted(call))
 
     def _extend_trees(self, found: dict[DraftCall, Tensor]) -> None:
@@ -175,13 +169,11 @@ class DraftEngine(PagedEngine[DraftRequest]):
         for row, call in ready.items():
             num_drafted = len(call.opened.ids) - call.delta.prefix_len
             left, head = self._length(call) - num_drafted, call.request.head
-            sharpness = self._sharpness.of(head)
-            chains.append(
-                NativeChain(row, left, call.request.sampling, head.min_score, sharpness, min_reach=head.min_reach)
-            )
+            sharpness = self._sharpness.of(head, call.request.sampling)
+            chains.append(NativeChain(row, left, call.request.sampling, head.min_score, sharpness))
         for call, tokens in zip(ready.values(), self.paged.draft_chains(segments, chains), strict=True):
             call.opened.context.commit(tokens)
-            call.opened.num_computed = max(len(call.opened.ids) - 1, call.delta.prefix_len)
+            call.opened.num_computed = len(call.opened.ids) - 1
             call.opened.publish(call.delta.prefix_len)
             call.reply(_drafted(call))
 
@@ -216,13 +208,13 @@ def _next_tokens(calls: list[DraftCall], logits: Tensor, sharpness: Sharpness) -
         own = logits[staged(coupled, logits.device)]
         found = served.target_tokens(own, [positions[row] for row in coupled], [samplings[row] for row in coupled])
         tokens |= zip(coupled, found, strict=True)
-        if any(calls[row].request.head.limits_paths for row in coupled):
+        if any(calls[row].request.head.min_prob for row in coupled):
             best = rank(
                 own,
                 [positions[row] for row in coupled],
                 [samplings[row] for row in coupled],
                 k=1,
-                sharpness=[sharpness.of(calls[row].request.head) for row in coupled],
+                sharpness=[sharpness.of(calls[row].request.head, samplings[row]) for row in coupled],
             )
             for row, (score,) in zip(coupled, best.scores.tolist(), strict=True):
                 calls[row].chain.score += score

@@ -1,7 +1,6 @@
 #include "chains.h"
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
 #include "../../orchestrator/native/guarded.h"
@@ -76,8 +75,7 @@ const char* draft_chains(Model& model, const SegmentPass& first, const Chains& c
     ranker.rank(logits, vocab_size, nullptr, chain.ranking, position, 1, &best);
     chains.tokens[size_t(number) * chains.max_length + place] = best.token;
     scores[number] += best.score;
-    if (scores[number] < chain.min_score) chains.lengths[number] = place;
-    else chains.lengths[number] = std::exp(scores[number]) < chain.min_reach ? place + 1 : chain.length;
+    chains.lengths[number] = scores[number] < chain.min_score ? place + 1 : chain.length;
   };
   for (int i = 0; i < chains.num_chains; ++i)
     draft(i, 0, first.logits + size_t(chains.chains[i].segment) * vocab_size);

@@ -10,11 +10,10 @@
 namespace native {
 
 // The chain after one segment of a pass, a segment without nodes: `length` tokens, each the best by the ranking
-// (ranking.h). It ends early, before a token whose path scores below min_score, or after one that the text reaches with
-// a probability below min_reach, by the score.
+// (ranking.h). It ends early, after a token whose path scores below min_score.
 struct Chain {
   Ranking ranking;
-  double min_score, min_reach;
+  double min_score;
   int32_t segment, length;
 };
 

@@ -14,8 +14,8 @@ from runtime.native.ranking import RankingFields
 class NativeChain:
     """The chain after one segment of a pass: at most `length` tokens, each argmax(log q + the target's noise).
 
-    min_score: the chain ends before a token whose path has a lower log-confidence. min_reach: it ends after a token
-    whose path has a lower confidence. sharpness: how sure the model is of its guesses.
+    min_score: the chain ends after a token whose path has a lower log-confidence. sharpness: how sure the model is of
+    its guesses.
     """
 
     segment: int
@@ -23,19 +23,12 @@ class NativeChain:
     sampling: Sampling
     min_score: float = -math.inf
     sharpness: float = 1.0
-    min_reach: float = 0.0
 
 
 class ChainFields(Structure):
     """One chain, as `native::Chain`."""
 
-    _fields_ = [
-        ("ranking", RankingFields),
-        ("min_score", c_double),
-        ("min_reach", c_double),
-        ("segment", c_int32),
-        ("length", c_int32),
-    ]
+    _fields_ = [("ranking", RankingFields), ("min_score", c_double), ("segment", c_int32), ("length", c_int32)]
 
 
 class ChainsFields(Structure):

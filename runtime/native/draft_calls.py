@@ -26,8 +26,7 @@ class NativeDraft:
     position: the position of the tokens below the root. choices: the shape of a static tree; bare for a dynamic tree of
     `width`. tokens: the tokens of the context rows to read, the root last. features: the target's, one row for each.
     max_s: time budget in seconds; a level that would probably exceed it is not begun. min_score: the lowest
-    log-confidence of a path. min_reach: the lowest probability that the text reaches a level, by the confidences.
-    draws: the nodes are sampled from q. sharpness: how sure the drafter is of its guesses.
+    log-confidence of a path. draws: the nodes are sampled from q. sharpness: how sure the drafter is of its guesses.
     blocks, first_slot, gap: for a head with a cache, its blocks, the slot of the first row, and slots without a row.
     """
 
@@ -44,7 +43,6 @@ class NativeDraft:
     first_slot: int = 1
     gap: range = range(0)
     min_score: float = -math.inf
-    min_reach: float = 0.0
     draws: bool = False
     sharpness: float = 1.0
 
@@ -92,7 +90,7 @@ def arrays_of(drafts: Sequence[NativeDraft]) -> dict[str, npt.NDArray[Any]]:
 def _fill(call: DraftCallFields, draft: NativeDraft) -> None:
     """Set the fields that do not depend on the other requests."""
     call.ranking = ranking_of(draft.sampling, draft.sharpness, draft.draws, draft.position)
-    call.max_s, call.min_score, call.min_reach = draft.max_s, draft.min_score, draft.min_reach
+    call.max_s, call.min_score = draft.max_s, draft.min_score
     call.position, call.root = draft.position, draft.tokens[-1]
     call.max_nodes, call.max_depth, call.width = draft.max_nodes, draft.max_depth, draft.width
     call.num_choices, call.num_rows, call.num_blocks = draft.choices.num_nodes, len(draft.tokens), len(draft.blocks)

@@ -93,7 +93,7 @@ const char* Drafters::draft(const float* features) {
     if (const char* wrong = drafter.head ? draft_trees(drafter, asking, features) : draft_chains(drafter, asking))
       return wrong;
     for (Sequence* sequence : asking) {
-      const int num_drafts_read = drafter.head ? 0 : std::max(int(sequence->tokens.size()) - 1, 0);
+      const int num_drafts_read = drafter.head ? 0 : int(sequence->tokens.size()) - 1;
       sequence->num_read = sequence->num_tokens + num_drafts_read;
       sequence->unread.clear();
       sequence->max_nodes = 0;
@@ -176,7 +176,7 @@ const char* Drafters::draft_chains(const Drafter& drafter, const std::vector<Seq
   for (const Sequence* sequence : asking) {
     const DraftCall& call = sequence->use->call;
     const int32_t length = std::min(sequence->max_nodes, sequence->max_depth);
-    chains.push_back({call.ranking, call.min_score, call.min_reach, int32_t(segments.size()), length});
+    chains.push_back({call.ranking, call.min_score, int32_t(segments.size()), length});
     segments.push_back({sequence->num_read, sequence->num_tokens, 0, call.num_blocks});
     ids.insert(ids.end(), sequence->unread.begin(), sequence->unread.end());
     blocks.insert(blocks.end(), drafter.blocks + call.first_block, drafter.blocks + call.first_block + call.num_blocks);

@@ -24,9 +24,9 @@ struct Drafter {
 };
 
 // How a sequence is drafted for. drafter: the drafter's index; −1: the sequence has none. call: the fields that do not
-// change from draft to draft; for a draft model, only ranking, min_score, min_reach, max_depth and the blocks are used.
-// num_read: how many tokens the drafter has read, at least all up to the root; a draft model may also have read drafts
-// of the first tree.
+// change from draft to draft; for a draft model, only ranking, min_score, max_depth and the blocks are used. num_read:
+// how many tokens the drafter has read, at least all up to the root; a draft model may also have read drafts of the
+// first tree.
 struct DrafterUse {
   int32_t drafter, num_read;
   DraftCall call;

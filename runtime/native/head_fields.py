@@ -14,7 +14,6 @@ class DraftCallFields(Structure):
         ("ranking", RankingFields),
         ("max_s", c_double),
         ("min_score", c_double),
-        ("min_reach", c_double),
         ("position", c_int64),
         *((name, c_int32) for name in (
             "root", "max_nodes", "max_depth", "width", "first_choice", "num_choices", "first_row", "num_rows",

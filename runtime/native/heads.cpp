@@ -52,7 +52,7 @@ void Head::draft(const Drafting& drafting) {
     const DraftCall& c = drafting.calls[i];
     all.emplace_back(i, c, TreeShape{c.max_nodes, c.max_depth, c.width, is_beam_search() && !c.ranking.draws, c.num_choices,
                                   drafting.choice_parents + c.first_choice, drafting.choice_ranks + c.first_choice,
-                                  c.min_score, c.min_reach, c.ranking.draws});
+                                  c.min_score, c.ranking.draws});
   }
   Drafts live;
   for (Draft& draft : all) live.push_back(&draft);

@@ -26,12 +26,12 @@ struct Affine {
 
 // One request. Its context rows are num_rows rows of the drafting's arrays from first_row on, the newest last. root:
 // the last committed token. position: the position of the tokens below the root. max_s: time budget; the draft stops
-// before a level that would exceed it if it took as long as the slowest so far. min_score, min_reach: as in TreeShape.
+// before a level that would exceed it if it took as long as the slowest so far. min_score: as in TreeShape.
 // The blocks of its cache are num_blocks of the drafting's blocks from first_block on. Its first row is in slot
 // first_slot of these blocks, and the slots gap_start … gap_stop − 1 hold no row.
 struct DraftCall {
   Ranking ranking;
-  double max_s, min_score, min_reach;
+  double max_s, min_score;
   int64_t position;
   int32_t root, max_nodes, max_depth, width, first_choice, num_choices;
   int32_t first_row, num_rows, first_block, num_blocks, first_slot, gap_start, gap_stop;

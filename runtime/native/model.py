@@ -94,13 +94,7 @@ class NativeModel:
         """
         fields = (ChainFields * len(chains))(
             *(
-                ChainFields(
-                    ranking_of(each.sampling, each.sharpness),
-                    each.min_score,
-                    each.min_reach,
-                    each.segment,
-                    each.length,
-                )
+                ChainFields(ranking_of(each.sampling, each.sharpness), each.min_score, each.segment, each.length)
                 for each in chains
             )
         )

@@ -1,7 +1,6 @@
 #include "trees.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <tuple>
 
@@ -23,9 +22,6 @@ GrowingTree::GrowingTree(const TreeShape& shape)
 void GrowingTree::add_children(const GuessRows& rows, bool shares_row) {
   if (shape_.num_choices) grow_static(rows, shares_row);
   else grow_dynamic(rows, shares_row);
-  double reach = 0.0;
-  for (const int node : frontier) reach += std::exp(candidates[node].score);
-  if (reach < shape_.min_reach) frontier.clear();
 }
 
 bool GrowingTree::is_likely(int parent, const Guess& guess) const {

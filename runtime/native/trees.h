@@ -22,12 +22,11 @@ struct GuessRows {
 
 // A dynamic tree expands `width` candidates per level. A static tree has num_choices nodes: node i + 1 is the guess of
 // rank choice_ranks[i] below node choice_parents[i]; parents come before their children. No candidate has a bound below
-// min_score; in a static tree that draws, it is the parent's score instead that is not below it. No level is added that
-// the text reaches with a probability below min_reach, by the scores of the frontier.
+// min_score; in a static tree that draws, it is the parent's score instead that is not below it.
 struct TreeShape {
   int32_t max_nodes, max_depth, width, beam_search, num_choices;
   const int32_t *choice_parents, *choice_ranks;
-  double min_score, min_reach;
+  double min_score;
   int32_t draws;
 };
 

@@ -84,7 +84,6 @@ def request(
     salt: str = "",
     draws: bool = False,
     sharpness: float = 0.0,
-    min_reach: float = 0.0,
 ) -> DraftRequest:
     """Return a draft call.
 
@@ -93,7 +92,7 @@ def request(
     """
     rows = None if features is None else features.astype(np.float32)
     shape = choices if choices is not None else TokenTree.bare()
-    head = HeadInput(rows, start, shape, width, min_prob, draws, sharpness, min_reach)
+    head = HeadInput(rows, start, shape, width, min_prob, draws, sharpness)
     delta = delta_of(Context(ids), sent, sequence_id, salt)
     return DraftRequest(delta, sampling or Sampling(1.0, rule=Rule.REJECTION), max_nodes, max_depth, head)
 

@@ -167,9 +167,8 @@ class HeadEngine(ABC):
             features=features,
             max_s=budget.limit_s(call),
             min_score=request.head.min_score,
-            min_reach=request.head.min_reach,
             draws=request.head.draws,
-            sharpness=self._sharpness.of(request.head),
+            sharpness=self._sharpness.of(request.head, request.sampling),
         )
 
     def is_native(self, request: DraftRequest) -> bool:
@@ -242,12 +241,11 @@ class HeadEngine(ABC):
         """Return an empty tree of the call's shape."""
         choices, request = self.choices_of(call), call.request
         if choices.num_nodes:
-            return StaticTree(choices, request.head.min_score, request.head.draws, request.head.min_reach)
+            return StaticTree(choices, request.head.min_score, request.head.draws)
         width, depth = max(request.head.width, 1), self.max_depth(call)
         # A beam search drops tokens by their values; sampled tokens must not be dropped for that reason.
         beam_search = self.beam_search and not request.head.draws
-        head = request.head
-        return DynamicTree(width, request.max_nodes, depth, beam_search, head.min_score, head.min_reach)
+        return DynamicTree(width, request.max_nodes, depth, beam_search, request.head.min_score)
 
     def on_device(self, features: Sequence[Features]) -> Tensor:
         """Return rows of features one after another, (r, width), on the device and in the dtype of the head."""

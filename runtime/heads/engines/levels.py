@@ -31,14 +31,9 @@ class Level(NamedTuple):
     logits: Tensor
 
 
-def check_draws(request: DraftRequest, is_tree: bool = True) -> None:
-    """Raise EngineError if children should be sampled although the request's rule does not read q.
-
-    So it does if sampled siblings would decide whether the tree gets another level (docs/losslessness.md).
-    """
+def check_draws(request: DraftRequest) -> None:
+    """Raise EngineError if children should be sampled although the request's rule does not read q."""
     sampling = request.sampling
-    if request.head.draws and request.head.min_reach and is_tree:
-        raise EngineError(f"min_reach must be 0 in a tree of sampled nodes, got {request.head.min_reach}")
     if request.head.draws and (sampling.greedy or not sampling.rule.uses_q):
         raise EngineError(f"draws is for a temperature above 0 and a rule that reads q, not for {sampling.rule!r}")
 
@@ -63,7 +58,7 @@ def _add_best(chosen: Sequence[Level], sharpness: Sharpness, ids: Tensor | None)
         [request.sampling for request, _ in owners],
         max(draft.tree.fan_out for _, draft, _ in chosen),
         ids,
-        [sharpness.of(request.head) for request, _ in owners],
+        [sharpness.of(request.head, request.sampling) for request, _ in owners],
     )
     tokens, scores = fetch(best)
     first = 0
@@ -79,7 +74,8 @@ def _add_sampled(sampled: Sequence[Level], sharpness: Sharpness, ids: Tensor | N
     samplings = [call.request.sampling for call, _, rows in sampled for _ in rows]
     found = iter(candidates(torch.cat([rows for *_, rows in sampled]), samplings, ids))
     for call, draft, rows in sampled:
-        tree, prefix_len, sharp = draft.tree, call.delta.prefix_len, sharpness.of(call.request.head)
+        tree, prefix_len = draft.tree, call.delta.prefix_len
+        sharp = sharpness.of(call.request.head, call.request.sampling)
         own, position, fan_out = list(islice(found, len(rows))), prefix_len + tree.depth, tree.fan_out
         q = dict(zip(tree.frontier, own * (len(tree.frontier) // len(own)), strict=True))
         children = [

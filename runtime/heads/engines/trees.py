@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -19,13 +18,12 @@ class GrowingTree(ABC):
     candidate scores above its ancestors. bounds: the upper bound of a sampled token's score, known before the token
     was sampled (runtime/heads/engines/sampled.py); for other tokens, the score.
     frontier: the candidates to expand next, all at one depth; empty when the tree is complete.
-    fan_out: how many children each of them may get. min_score: no candidate's bound is below it. min_reach: no level
-    is added that the text reaches with a lower probability, by the scores of the frontier.
+    fan_out: how many children each of them may get. min_score: no candidate's bound is below it.
     """
 
-    def __init__(self, fan_out: int, min_score: float, min_reach: float = 0.0) -> None:
+    def __init__(self, fan_out: int, min_score: float) -> None:
         self.fan_out = fan_out
-        self._min_score, self._min_reach = min_score, min_reach
+        self._min_score = min_score
         self.tokens, self.parents, self.scores, self.bounds, self.depths = [-1], [-1], [0.0], [0.0], [0]
         self.frontier = [0]
 
@@ -38,17 +36,8 @@ class GrowingTree(ABC):
         """Return the candidates from below the root down to `node`, which is included."""
         return [*self.path(self.parents[node]), node] if node else []
 
-    def add_children(self, ids: IdArray, scores: FloatArray, bounds: FloatArray | None = None) -> None:
-        """Add the frontier's children and choose the next frontier, which is empty if the text hardly reaches it.
-
-        Arguments as for `_grow`.
-        """
-        self._grow(ids, scores, bounds)
-        if sum(math.exp(self.scores[node]) for node in self.frontier) < self._min_reach:
-            self.frontier = []
-
     @abstractmethod
-    def _grow(self, ids: IdArray, scores: FloatArray, bounds: FloatArray | None) -> None:
+    def add_children(self, ids: IdArray, scores: FloatArray, bounds: FloatArray | None = None) -> None:
         """Add the frontier's children and choose the next frontier.
 
         ids: (frontier, fan_out) int32, guesses for the token after each candidate of the frontier, in their order.
@@ -104,21 +93,15 @@ class DynamicTree(GrowingTree):
     """
 
     def __init__(
-        self,
-        width: int,
-        max_nodes: int,
-        max_depth: int,
-        beam_search: bool = False,
-        min_score: float = -np.inf,
-        min_reach: float = 0.0,
+        self, width: int, max_nodes: int, max_depth: int, beam_search: bool = False, min_score: float = -np.inf
     ) -> None:
-        super().__init__(width, min_score, min_reach)
+        super().__init__(width, min_score)
         self._levels_left = max_depth
         self._max_nodes = max_nodes
         self._beam_search = beam_search
         self._last_level: list[int] = []
 
-    def _grow(self, ids: IdArray, scores: FloatArray, bounds: FloatArray | None) -> None:
+    def add_children(self, ids: IdArray, scores: FloatArray, bounds: FloatArray | None = None) -> None:
         """Add the frontier's children; the best of them are the next frontier."""
         level = [
             self._add(parent, token, score, bound)
@@ -155,15 +138,13 @@ class StaticTree(GrowingTree):
     its parent's score instead.
     """
 
-    def __init__(
-        self, choices: TokenTree, min_score: float = -np.inf, draws: bool = False, min_reach: float = 0.0
-    ) -> None:
-        super().__init__(int(choices.tokens.max()) + 1, min_score, min_reach)
+    def __init__(self, choices: TokenTree, min_score: float = -np.inf, draws: bool = False) -> None:
+        super().__init__(int(choices.tokens.max()) + 1, min_score)
         self._draws = draws
         self._choices = choices
         self._candidates = {0: 0}  # node of `choices` → candidate
 
-    def _grow(self, ids: IdArray, scores: FloatArray, bounds: FloatArray | None) -> None:
+    def add_children(self, ids: IdArray, scores: FloatArray, bounds: FloatArray | None = None) -> None:
         """Add the children that the shape has; those with children of their own are the next frontier."""
         bounds = scores if bounds is None else bounds
         rows = {node: row for row, node in enumerate(self.frontier)}

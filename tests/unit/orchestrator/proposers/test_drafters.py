@@ -133,12 +133,12 @@ def test_without_room_the_head_is_left_alone(budget: Budget) -> None:
 def test_what_a_head_is_told_crosses_the_wire(method: str) -> None:
     config = select_method(method, "", frozenset({"medusa", "eagle", "eagle3", "redrafter"}), {}).config
     head = config.shape  # type: ignore[attr-defined]
-    told = HeadInput(rows(1, 2), 5, head.choices, head.width, 0.25, True, 0.35, 0.15)
+    told = HeadInput(rows(1, 2), 5, head.choices, head.width, 0.25, True, 0.35)
     sent = DraftRequest(delta_of(Context([1, 2, 3]), 1, 9, ""), Sampling(), 7, 3, told)
     found = unpack_draft_request(pack_draft_request(sent)).head
     assert np.array_equal(found.features, told.features)
     assert (found.features_start, found.width, found.choices.paths) == (5, head.width, head.choices.paths)
-    assert (found.min_prob, found.draws, found.sharpness, found.min_reach) == (0.25, True, 0.35, 0.15)
+    assert (found.min_prob, found.draws, found.sharpness) == (0.25, True, 0.35)
 
 
 @pytest.mark.parametrize("states", [HiddenStates.LAST, HiddenStates.LAYERS, HiddenStates.LAST | HiddenStates.LAYERS])
@@ -246,7 +246,7 @@ def draft_model_call(sampling: Sampling, budget: Budget, **parameters: object) -
 def test_a_draft_model_drafts_a_chain_unless_top_k_is_set() -> None:
     for sampling in (Sampling(), REJECTION):
         budget, head = draft_model_call(sampling, Budget(20, 9))
-        assert budget == Budget(5, 5) and (head.width, head.min_prob, head.min_reach) == (0, 0.0, 0.4)
+        assert budget == Budget(5, 5) and head.width == 0 and head.min_prob == 0.4
         budget, head = draft_model_call(sampling, Budget(20, 9), top_k=4, draft_len=3, sharpness=0.5)
         assert budget == Budget(20, 3) and (head.width, head.sharpness) == (4, 0.5)
         assert draft_model_call(sampling, Budget(20, 2), top_k=4)[0] == Budget(20, 2)

@@ -189,7 +189,6 @@ def test_a_header_that_would_break_numpy_or_memory_is_refused(header: bytes, wor
         ("acceptance", {"node_top_ids": np.zeros((4, 2), np.float32)}, "node_top_ids.*int32"),
         ("acceptance", {"next_token": ids_of(-1)}, "next_token"),
         ("draft", {"min_prob": np.array([np.nan])}, "min_prob"),
-        ("draft", {"min_reach": np.array([1.5])}, r"min_reach must be in 0\.\.1, got 1\.5"),
     ],
     ids=lambda value: value if isinstance(value, str) and "." not in value else "",
 )

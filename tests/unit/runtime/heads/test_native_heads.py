@@ -128,23 +128,6 @@ def pair(request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.
     return Pair(kind, tmp_path_factory.mktemp(kind), target, **options)
 
 
-def test_levels_that_the_text_hardly_reaches_are_those_that_torch_leaves_out(pair: Pair) -> None:
-    options = {"draws": False, "sharpness": 0.3}
-    limited, whole = pair.requests(**options, min_reach=0.5), pair.requests(**options)
-    found = [draft(pair.engine(), call)[0] for call in limited]
-    assert [paths_of(each) for each in found] == [
-        paths_of(draft(pair.engine(native=False), call)[0]) for call in limited
-    ]
-    depths = [each.tree.depths.max() for each in found]
-    assert min(depths) >= 1 and sum(depths) < sum(draft(pair.engine(), call)[0].tree.depths.max() for call in whole)
-
-
-def test_a_tree_of_sampled_nodes_has_no_levels_that_their_tokens_decide(pair: Pair) -> None:
-    call = next(call for call in pair.requests(min_reach=0.5) if call.head.draws)
-    (answer,) = draft(pair.engine(), call)
-    assert isinstance(answer, EngineError) and "min_reach must be 0 in a tree of sampled nodes" in str(answer)
-
-
 def test_the_trees_are_those_of_the_torch_engine(pair: Pair) -> None:
     for call in pair.requests():
         (expected,), (found,) = draft(pair.engine(native=False), call), draft(pair.engine(), call)

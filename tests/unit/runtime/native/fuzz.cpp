@@ -231,7 +231,7 @@ struct RandomDrafter {
     for (const native::Segment& segment : all.segments) {
       native::DrafterUse use{0, segment.last, {}};
       use.call.ranking = {0.0, 1.0, 0.0, 1.0, 1.0, 7, 0, 1, 0, 0};
-      use.call.max_s = 1e9, use.call.min_score = below(2) ? -1e9 : -1.0, use.call.min_reach = 0.1 * below(4);
+      use.call.max_s = 1e9, use.call.min_score = -1e9;
       use.call.max_nodes = kMaxNodes, use.call.max_depth = 1 + below(5), use.call.width = 1 + below(3);
       use.call.num_choices = int(parents.size());
       use.call.first_block = first_block, use.call.num_blocks = segment.num_blocks;
