@@ -245,7 +245,7 @@ class Watch(threading.Thread):
             time.sleep(_KILL_POLL_S)
 
     def _heal(self, model: str) -> None:
-        if self._triton.pid is None:  # it starts with all its models
+        if self._triton.pid is None or not self._admin.is_live():  # it ends, or starts with all its models
             return
         if _count(self._deaths[model]) > _DEATHS:
             self.failure = f"model {model} died {_DEATHS + 1} times within a minute"
@@ -283,7 +283,7 @@ class Watch(threading.Thread):
         return False
 
     def _note_failure(self, message: str) -> None:
-        if self._ended.is_set():  # a server that is being stopped refuses reloads
+        if self._ended.is_set() or not self._admin.is_live():  # a server that ends refuses reloads
             return
         if _count(self._failures) >= _FAILURES:
             self.failure = message

@@ -200,7 +200,7 @@ def kill_server(server: launcher.Server) -> None:
     """Kill a replica with everything that belongs to it; the launcher starts it again."""
     pid = pid_of(server, "tritonserver")
     os.killpg(pid, signal.SIGKILL)
-    until(lambda: server.why_not_ready() is None and pid_of(server, "tritonserver") != pid, "another server", LIMIT_S)
+    wait_for_another(server, "tritonserver", pid)
 
 
 def kill_public_model(server: launcher.Server) -> None:
@@ -210,7 +210,17 @@ def kill_public_model(server: launcher.Server) -> None:
     """
     pid = pid_of(server, "speculative")
     os.kill(pid, signal.SIGKILL)
-    until(lambda: server.why_not_ready() is None and pid_of(server, "speculative") != pid, "another process", LIMIT_S)
+    wait_for_another(server, "speculative", pid)
+
+
+def wait_for_another(server: launcher.Server, name: str, pid: int | None) -> None:
+    """Wait until another process has taken the place of one, and the server serves; fail once the launcher gives up."""
+
+    def is_back() -> bool:
+        assert server.failure() is None, server.failure()
+        return server.why_not_ready() is None and pid_of(server, name) != pid
+
+    until(is_back, f"another {name}", LIMIT_S)
 
 
 def pid_of(server: launcher.Server, name: str) -> int | None:
@@ -273,9 +283,7 @@ def replicas(folder: Path, num_replicas: int, **options: Any) -> Iterator[list[l
     config = folder / "serving.toml"
     config.write_text('target = "target"\ndtype = "float64"\nkv_memory_mb = 64\nmax_waiting = 128\n')
     with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(launcher.Server(config, say=lambda line: None, **options)) for _ in range(num_replicas)
-        ]
+        yield [stack.enter_context(launcher.Server(config, **options)) for _ in range(num_replicas)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -43,6 +43,27 @@ def test_a_model_that_cannot_be_reloaded_ends_the_watch(watched: Any) -> None:
     assert admin.reloaded == ["target"] * 2
 
 
+def test_no_model_is_reloaded_while_triton_does_not_answer(watched: Any) -> None:
+    """Killed together with its processes, it is still there for a moment when they are gone."""
+    watch, admin, _ = watched
+    answers, asked = iter([*[False] * 16, *[True] * 1000]), list[int]()
+    admin.is_live = lambda: next(answers, True)
+    admin.reload = lambda model, limit_s: asked.append(1000 - len(list(answers)))
+    watch.start()
+    until(lambda: asked)
+    assert asked[0] > 0 and watch.failure is None
+
+
+def test_a_reload_that_a_triton_refuses_because_it_ends_is_no_failed_reload(watched: Any) -> None:
+    watch, admin, lines = watched
+    admin.error = AdminError("models/target/unload: Connection refused")
+    answers = iter([True, True, False] * 3)
+    admin.is_live = lambda: next(answers, False)
+    watch.start()
+    until(lambda: len(admin.reloaded) >= 3)
+    assert watch.failure is None and not any("could not" in line for line in lines)
+
+
 def test_a_model_that_keeps_dying_ends_the_watch(watched: Any) -> None:
     watch, admin, _ = watched
     watch.start()
