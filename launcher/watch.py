@@ -245,7 +245,7 @@ class Watch(threading.Thread):
             time.sleep(_KILL_POLL_S)
 
     def _heal(self, model: str) -> None:
-        if self._triton.pid is None or not self._admin.is_live():  # it ends, or starts with all its models
+        if self._triton.pid is None or self._unanswered_s:  # it ends, or starts with all its models
             return
         if _count(self._deaths[model]) > _DEATHS:
             self.failure = f"model {model} died {_DEATHS + 1} times within a minute"

@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import httpx
 
 from launcher import free_ports
+from tests.support.client_threads import ClientThreads
 from tests.support.clients import until
 
 #: The probes of docker/k8s/base/gateway.yaml; that of liveness comes ten times as often.
@@ -116,12 +117,14 @@ class Call(NamedTuple):
 
 
 @dataclass
-class Callers:
+class Callers(ClientThreads):
     """`number` clients that call a gateway until `stop`, every second call as a stream, without retries.
 
     pause_s: between two calls of a client. faults: wrong texts, and calls without an answer within CALL_LIMIT_S.
     """
 
+    limit_s: ClassVar[float] = CALL_LIMIT_S
+    what: ClassVar[str] = "a call through the gateway"
     url: str
     cases: Sequence[Case]
     number: int
@@ -129,29 +132,11 @@ class Callers:
     calls: list[Call] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self._ended = threading.Event()
-        self._threads = [threading.Thread(target=self._call, args=(i,), daemon=True) for i in range(self.number)]
-
-    def start(self) -> None:
-        """Start the clients."""
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> None:
-        """Let every client end its call, and wait for them."""
-        self._ended.set()
-        end_s = time.monotonic() + CALL_LIMIT_S
-        for thread in self._threads:
-            thread.join(max(end_s - time.monotonic(), 0.0))
-            if thread.is_alive():
-                self.faults.append(f"a call through the gateway did not end within {CALL_LIMIT_S:g} s")
-
     def outcomes(self) -> Counter[str]:
         """Return how many calls had each outcome."""
         return Counter(call.outcome for call in list(self.calls))
 
-    def _call(self, number: int) -> None:
+    def _run(self, number: int) -> None:
         for turn in itertools.count():
             case = self.cases[(number + turn * self.number) % len(self.cases)]
             began_s = time.monotonic()

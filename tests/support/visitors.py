@@ -7,15 +7,15 @@ undisturbed replica, and so is the beginning of every other one.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import grpc
 
+from tests.support.client_threads import ClientThreads
 from tests.support.clients import Answer, EventStream, Stream, Tensor, ask_unary, generate
 
 #: How a visit ends: with the whole text; with its beginning, as intended; with an error that says why; refused, as it
@@ -61,12 +61,14 @@ class Wrong(AssertionError):
 
 
 @dataclass
-class Visitors:
+class Visitors(ClientThreads):
     """`number` clients on threads of their own, each of which makes one visit after another until `stop`.
 
     addresses: (gRPC, HTTP) of each replica. pause_s: between two visits of a client, on average.
     """
 
+    limit_s: ClassVar[float] = 2 * LIMIT_S
+    what: ClassVar[str] = "a visit"
     addresses: Sequence[tuple[str, str]]
     cases: Sequence[Case]
     number: int
@@ -74,29 +76,11 @@ class Visitors:
     visits: list[Visit] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self._ended = threading.Event()
-        self._threads = [threading.Thread(target=self._come, args=(i,), daemon=True) for i in range(self.number)]
-
-    def start(self) -> None:
-        """Start the clients."""
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> None:
-        """Let every client end its visit, and wait for them."""
-        self._ended.set()
-        end_s = time.monotonic() + 2 * LIMIT_S
-        for thread in self._threads:
-            thread.join(max(end_s - time.monotonic(), 0.0))
-            if thread.is_alive():
-                self.faults.append(f"a visit did not end within {2 * LIMIT_S:g} s")
-
     def outcomes(self) -> Counter[tuple[str, str]]:
         """Return how many visits of each kind had each outcome."""
         return Counter((visit.kind, visit.outcome) for visit in list(self.visits))
 
-    def _come(self, number: int) -> None:
+    def _run(self, number: int) -> None:
         rng = random.Random(number)
         while not self._ended.is_set():
             kind, visit = rng.choice(list(KINDS.items()))

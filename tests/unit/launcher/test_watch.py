@@ -57,7 +57,7 @@ def test_no_model_is_reloaded_while_triton_does_not_answer(watched: Any) -> None
 def test_a_reload_that_a_triton_refuses_because_it_ends_is_no_failed_reload(watched: Any) -> None:
     watch, admin, lines = watched
     admin.error = AdminError("models/target/unload: Connection refused")
-    answers = iter([True, True, False] * 3)
+    answers = iter([True, False] * 3)  # at the beginning of a poll, and after a refusal
     admin.is_live = lambda: next(answers, False)
     watch.start()
     until(lambda: len(admin.reloaded) >= 3)
