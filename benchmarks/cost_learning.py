@@ -11,11 +11,10 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from benchmarks.replay import Deployment, Text, demo_deployment, known_texts
+from benchmarks.replay import Deployment, Text, add_text_options, load_texts
 from orchestrator.core.context import Context
 from orchestrator.core.cost_model import Batch, CostModel, CostModels, Curve, PassCosts
 from orchestrator.core.drafting import Limits
@@ -146,13 +145,10 @@ def cells(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a Markdown table: tokens per millisecond, and in brackets draft nodes per step."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--num-prompts", type=int, default=16, help="prompts per task (%(default)s)")
-    parser.add_argument("--num-tokens", type=int, default=128, help="tokens of a text (%(default)s)")
+    add_text_options(parser, num_prompts=16)
     parser.add_argument("--seeds", type=int, default=4, help="runs of each cell (%(default)s)")
-    parser.add_argument("--texts", type=Path, help="file in which the texts are kept for the next run")
     options = parser.parse_args(arguments)
-    config, deployment = demo_deployment()
-    texts = known_texts(config, options.num_prompts, options.num_tokens, options.texts)
+    deployment, texts = load_texts(options)
     order = np.random.default_rng(0).permutation(len(texts))
     texts = [texts[index] for index in order]
     print("| cost of a pass | true: tokens/ms (nodes) | learnt | measured at load, corrected |")

@@ -13,12 +13,11 @@ import math
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from benchmarks.cost_learning import COSTS, DRIFT, DRIFT_PASSES, NOISE, measured
-from benchmarks.replay import Deployment, Text, demo_deployment, known_texts
+from benchmarks.replay import Deployment, Text, add_text_options, load_texts
 from orchestrator.core.context import Context
 from orchestrator.core.cost_model import CostModel
 from orchestrator.core.proposal import Budget
@@ -126,9 +125,10 @@ def rate(
     return num_tokens / spent_ms
 
 
-def cells(options: argparse.Namespace, cost: Callable[[float], float], texts: Sequence[Text]) -> Iterator[str]:
+def cells(
+    options: argparse.Namespace, cost: Callable[[float], float], texts: Sequence[Text], deployment: Deployment
+) -> Iterator[str]:
     """Yield for each number of requests how much faster trees that are sized together are."""
-    _, deployment = demo_deployment()
     for count in options.requests:
         ratios = []
         for seed in range(options.seeds):
@@ -144,15 +144,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, nargs="+", default=(1, 4, 16, 64), help="sizes of batches")
     parser.add_argument("--steps", type=int, default=2048, help="steps of all requests, after as many (%(default)s)")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each cell (%(default)s)")
-    parser.add_argument("--num-prompts", type=int, default=24, help="prompts per task (%(default)s)")
-    parser.add_argument("--num-tokens", type=int, default=128, help="tokens of a text (%(default)s)")
-    parser.add_argument("--texts", type=Path, help="file in which the texts are kept for the next run")
+    add_text_options(parser, num_prompts=24)
     options = parser.parse_args(arguments)
-    config, _ = demo_deployment()
-    texts = known_texts(config, options.num_prompts, options.num_tokens, options.texts)
+    deployment, texts = load_texts(options)
     print(f"| cost of a pass | {' | '.join(map(str, options.requests))} |\n|---|{'---:|' * len(options.requests)}")
     for name, cost in SURFACES.items():
-        print(f"| {name} | {' | '.join(cells(options, cost, texts))} |", flush=True)
+        print(f"| {name} | {' | '.join(cells(options, cost, texts, deployment))} |", flush=True)
     return 0
 
 

@@ -146,16 +146,26 @@ def known_texts(config: ServingConfig, num_prompts: int, num_tokens: int, store:
     return [Text(prompt, *kept[prompt.id]) for prompt in prompts]
 
 
+def add_text_options(parser: argparse.ArgumentParser, num_prompts: int) -> None:
+    """Declare which texts are replayed; num_prompts: the default."""
+    parser.add_argument("--num-prompts", type=int, default=num_prompts, help="prompts per task (%(default)s)")
+    parser.add_argument("--num-tokens", type=int, default=128, help="tokens of a text (%(default)s)")
+    parser.add_argument("--texts", type=Path, help="file in which the texts are kept for the next run")
+
+
+def load_texts(options: argparse.Namespace) -> tuple[Deployment, list[Text]]:
+    """Return what the demo's proposers read, and the texts that the options name."""
+    config, deployment = demo_deployment()
+    return deployment, known_texts(config, options.num_prompts, options.num_tokens, options.texts)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a Markdown table: acceptance length, and in brackets draft nodes per step."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--settings", nargs="+", default=SETTINGS, help='method, or method:{"parameter": value}')
-    parser.add_argument("--num-prompts", type=int, default=24, help="prompts per task (%(default)s)")
-    parser.add_argument("--num-tokens", type=int, default=128, help="tokens of a text (%(default)s)")
-    parser.add_argument("--texts", type=Path, help="file in which the texts are kept for the next run")
+    add_text_options(parser, num_prompts=24)
     options = parser.parse_args(arguments)
-    config, deployment = demo_deployment()
-    texts = known_texts(config, options.num_prompts, options.num_tokens, options.texts)
+    deployment, texts = load_texts(options)
     print(f"| setting | {' | '.join(TASKS)} |\n|---|{'---:|' * len(TASKS)}")
     for setting in options.settings:
         print(f"| `{setting}` | {' | '.join(cells(setting, texts, deployment))} |", flush=True)
