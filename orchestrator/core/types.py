@@ -205,7 +205,7 @@ class HeadInput:
     that read q. No sampled token may be left out because of what it is, so min_prob then applies, in a static tree, to
     the path of the parent, and in a dynamic tree to a bound on the child's path that is known before its token is
     sampled.
-    sharpness: how sure the drafter is of its guesses: 1 = as sure as its q, 0 = the value measured for the head.
+    sharpness: how sure the drafter is of its guesses: 1 = as sure as its q, 0 = the drafter's own (`Sharpness.of`).
     Without choices and width, a head uses its own static tree, and a draft model drafts a chain.
     """
 

@@ -7,12 +7,13 @@ there asks for the drain, and the locked files of slots show how many sequences 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
+
+from orchestrator.deployment.locks import holding, is_locked
 
 #: A running sequence holds an exclusive lock on one of these files.
 SLOT_PREFIX = "slot-"
@@ -54,8 +55,7 @@ class Drain:
         """Return how many sequences have a slot now."""
         if not (self._folder / MUTEX).exists():  # no public model has been loaded
             return 0
-        with _opened(self._folder / MUTEX) as mutex:
-            fcntl.flock(mutex, fcntl.LOCK_EX)
+        with _opened(self._folder / MUTEX) as mutex, holding(mutex):
             return sum(_is_locked(slot) for slot in self._folder.glob(f"{SLOT_PREFIX}*"))
 
 
@@ -87,17 +87,13 @@ def wait_until_idle(num_running: Callable[[], int], limit_s: float, is_cut_short
 
 def _is_locked(path: Path) -> bool:
     with _opened(path) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
+        return is_locked(file)
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        yield file  # closing it releases the lock
+        yield file
     finally:
         os.close(file)

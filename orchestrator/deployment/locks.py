@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -32,6 +33,16 @@ def try_lock(file: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def holding(file: int) -> Iterator[None]:
+    """Hold the lock of a file, once no other process does."""
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        unlock(file)
 
 
 def unlock(file: int) -> None:

@@ -116,19 +116,19 @@ const char* drafts_read(void* growth, const int32_t* tokens, size_t count) {
 int drafts_grow(void* growth, int range, int max_nodes, int max_depth, const Costs* costs, const Tree* tree) {
   return guarded_or(-1, [&] {
     Growth* const alone = as<Growth>(growth);
-    Sharer sharer{static_cast<Proposer*>(alone), nullptr, 0, 0.0, *tree, max_nodes, max_depth, 0};
+    JointTree joint{static_cast<Proposer*>(alone), nullptr, 0, 0.0, *tree, max_nodes, max_depth, 0};
     const Growth::Locks locks({alone});
     alone->set_range(range);
     alone->begin_tree(max_nodes, max_depth);
-    grow_jointly(&sharer, 1, *costs, max_nodes);
-    return sharer.num_nodes;
+    grow_jointly(&joint, 1, *costs, max_nodes);
+    return joint.num_nodes;
   });
 }
 
 // Learn from what each request has committed, and write the trees after it, which are sized together, and their numbers
 // of nodes; returns null, or what is wrong.
-const char* drafts_grow_jointly(Sharer* sharers, size_t count, const SharedPass* pass) {
-  return native::guarded([&] { return grow_jointly(sharers, count, *pass), nullptr; });
+const char* drafts_grow_jointly(JointTree* joint_trees, size_t count, const SharedPass* pass) {
+  return native::guarded([&] { return grow_jointly(joint_trees, count, *pass), nullptr; });
 }
 
 // Returns null, or what is wrong.

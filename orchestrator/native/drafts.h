@@ -35,7 +35,7 @@ struct SharedPass {
 
 // One request's part in a pass whose trees grow together. context_row_s: seconds that its context adds to each node.
 // num_nodes: written, how many nodes of its tree are worth sending.
-struct Sharer {
+struct JointTree {
   void* growth;
   const int32_t* committed;
   size_t num_committed;
@@ -69,6 +69,6 @@ using Next = int (*)(void* proposer, const int32_t* committed, size_t count, int
 
 // Learns, and lets the trees of several requests grow together; returns what is wrong, or null: `drafts_grow_jointly` of
 // orchestrator/native/drafts.cpp.
-using GrowJointly = const char* (*)(Sharer* sharers, size_t count, const SharedPass* pass);
+using GrowJointly = const char* (*)(JointTree* joint_trees, size_t count, const SharedPass* pass);
 
 }  // namespace drafts

@@ -86,9 +86,8 @@ class NativeEstimates:
 class NativeProposer:
     """Drafts for one request.
 
-    handle, next_address: for native code that drafts step by step (drafts.h); next_address is that of `drafts_next`, or
-    for a growth of `drafts_grow_jointly`. sources: what native code drafts from;
-    kept as long as the proposer.
+    handle: for native code that drafts step by step (drafts.h). next_address: of `drafts_next`, or, for a growth, of
+    `drafts_grow_jointly`. sources: what native code drafts from; kept as long as the proposer.
     Invariant: every tree equals that of the Python reference, names included.
     """
 

@@ -83,8 +83,8 @@ class SharedPassFields(Structure):
     ]
 
 
-class SharerFields(Structure):
-    """One request's part in such a pass, as `drafts::Sharer`."""
+class JointTreeFields(Structure):
+    """One request's part in such a pass, as `drafts::JointTree`."""
 
     _fields_ = [
         ("growth", c_void_p),
@@ -119,7 +119,10 @@ class SuffixOptions(Structure):
 
 @cache
 def drafts_library() -> ctypes.CDLL | None:
-    """Return the library; None, with a warning, where it cannot be built. Only frees release Python's global lock."""
+    """Return the library; None, with a warning, where it cannot be built.
+
+    All calls hold Python's global lock, except those that may take long.
+    """
     try:
         library = LIBRARY.load(ctypes.PyDLL)
     except Unbuilt as error:
@@ -143,7 +146,7 @@ def drafts_library() -> ctypes.CDLL | None:
         new.restype = c_void_p
     library.drafts_next.argtypes = c_void_p, c_void_p, c_size_t, c_int, c_int, POINTER(TreeFields)
     library.drafts_grow.argtypes = c_void_p, c_int, c_int, c_int, POINTER(CostFields), POINTER(TreeFields)
-    library.drafts_grow_jointly.argtypes = [POINTER(SharerFields), c_size_t, POINTER(SharedPassFields)]
+    library.drafts_grow_jointly.argtypes = [POINTER(JointTreeFields), c_size_t, POINTER(SharedPassFields)]
     library.drafts_grow_jointly.restype = c_char_p
     for read in (
         library.drafts_read_prediction,
@@ -152,9 +155,12 @@ def drafts_library() -> ctypes.CDLL | None:
         library.drafts_learn,
     ):
         read.argtypes, read.restype = [c_void_p, c_void_p, c_size_t], c_char_p
-    releasing = ctypes.CDLL(library._name)  # freeing may take long: unlike the other calls, these let other threads run
-    for name in ("drafts_free", "drafts_free_estimates", "drafts_free_memory", "drafts_free_recollection"):
-        free = getattr(releasing, name)
-        free.argtypes, free.restype = [c_void_p], None
-        setattr(library, name, free)
+    # What may take milliseconds or more: the calls of a CDLL, unlike those of a PyDLL, let other threads run.
+    releasing = ctypes.CDLL(library._name)
+    frees = ("drafts_free", "drafts_free_estimates", "drafts_free_memory", "drafts_free_recollection")
+    long = dict.fromkeys(frees, ([c_void_p], None)) | {"drafts_remember": ([c_void_p, c_void_p, c_size_t], c_char_p)}
+    for name, (arguments, result) in long.items():
+        call = getattr(releasing, name)
+        call.argtypes, call.restype = arguments, result
+        setattr(library, name, call)
     return library

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from ctypes import CDLL, c_char_p, c_int32, c_size_t, c_void_p
+from ctypes import CDLL, c_int32
 
 import numpy as np
 
@@ -23,9 +23,6 @@ class NativeMemory:
         self.library = library
         self.handle = made(library.drafts_new_memory(max_tokens), "a memory of responses")
         freed_with(self, library.drafts_free_memory, self.handle)
-        # A long response takes milliseconds to read: unlike the library's other calls, this one lets other threads run.
-        self._remember = CDLL(library._name).drafts_remember
-        self._remember.argtypes, self._remember.restype = [c_void_p, c_void_p, c_size_t], c_char_p
 
     def of(self, salt: str) -> NativeRecollection:
         """Return the responses that a request with this salt may draft from."""
@@ -34,7 +31,7 @@ class NativeMemory:
     def learn(self, salt: str, tokens: Sequence[int]) -> None:
         """Add a response; if it exceeds max_tokens, only its end."""
         recollection, new = self.of(salt), (c_int32 * len(tokens))(*tokens)
-        check(self._remember(recollection.handle, new, len(tokens)), "a memory of responses")
+        check(self.library.drafts_remember(recollection.handle, new, len(tokens)), "a memory of responses")
 
 
 class NativeRecollection:

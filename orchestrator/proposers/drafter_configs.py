@@ -24,7 +24,7 @@ NUM_NODES = 24
 class DrafterConfig(DraftSamplingConfig):
     """Parameters of all drafters. min_prob: how likely a path must seem to the drafter; None = depends on the device.
 
-    sharpness: how sure the drafter is of its guesses: 1 = as sure as its q, None = the measured value.
+    sharpness: how sure the drafter is of its guesses: 1 = as sure as its q, None = its own, as measured.
     draws: under a rule that reads q, the nodes are sampled from it.
     """
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.triton.locks import closed_with, open_lock, try_lock
+from orchestrator.deployment.locks import closed_with, open_lock, try_lock
 
 #: Claims older than this do not count: their process renews them with every poll, unless it is stopped or has ended.
 STALE_S = 1.0

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from orchestrator.deployment.drain_state import MUTEX, SLOT_PREFIX
+from orchestrator.deployment.locks import closed_with, holding, is_locked, open_lock, try_lock, unlock
 from orchestrator.triton.claims import Claim, SharedClaims
-from orchestrator.triton.locks import closed_with, is_locked, open_lock, try_lock, unlock
 from orchestrator.triton.tenants import NO_LIMITS, Share, Taking, TenantLimits, digest_of
 
 #: What a taken slot's file holds: the digest of its tenant and the tokens of its sequence.
@@ -135,14 +134,9 @@ class SharedRunningSlots(RunningSlots):
         """Wait until another process may have made room, at most so long; return whether it may have."""
         return self._claims.wait(timeout_s)
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self) -> AbstractContextManager[None]:
         """Keep the other processes out for microseconds, so that two of them do not take half each."""
-        fcntl.flock(self._mutex, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            unlock(self._mutex)
+        return holding(self._mutex)
 
     def _take(self, number: int, tenant: str, num_tokens: int) -> Taking:
         """Take slots without looking at who else wants them. Caller holds the mutex."""

@@ -22,7 +22,7 @@ class GrowingTrees {
       const Continuation& each = decoding.continuations[i];
       if (!each.is_grown) continue;
       const drafts::Tree tree{nodes, nodes + each.max_nodes, nodes + 2 * each.max_nodes, probabilities};
-      sharers_.push_back({each.members->proposer, nullptr, 0, each.node_s, tree, 0, 0, 0});
+      joint_trees_.push_back({each.members->proposer, nullptr, 0, each.node_s, tree, 0, 0, 0});
       nodes += 3 * each.max_nodes, probabilities += each.max_nodes;
     }
   }
@@ -37,21 +37,23 @@ class GrowingTrees {
 
   // Ask for the tree of the next sequence that has one here; committed: the tokens of its last step.
   void ask(const std::vector<int32_t>& committed, int max_nodes, int max_depth) {
-    drafts::Sharer& sharer = sharers_[num_asked_++];
-    sharer.committed = committed.data(), sharer.num_committed = committed.size();
-    sharer.max_nodes = max_nodes, sharer.max_depth = max_depth;
+    drafts::JointTree& joint = joint_trees_[num_asked_++];
+    joint.committed = committed.data(), joint.num_committed = committed.size();
+    joint.max_nodes = max_nodes, joint.max_depth = max_depth;
   }
 
   // Let the trees grow; return what is wrong, or null.
-  const char* grow() { return sharers_.empty() ? nullptr : decoding_.grow_jointly(sharers_.data(), sharers_.size(), &pass_); }
+  const char* grow() {
+    return joint_trees_.empty() ? nullptr : decoding_.grow_jointly(joint_trees_.data(), joint_trees_.size(), &pass_);
+  }
 
   // The trees, in the order in which they were asked for.
-  const std::vector<drafts::Sharer>& grown() const { return sharers_; }
+  const std::vector<drafts::JointTree>& grown() const { return joint_trees_; }
 
  private:
   const Decoding& decoding_;
   drafts::SharedPass pass_{};
-  std::vector<drafts::Sharer> sharers_;
+  std::vector<drafts::JointTree> joint_trees_;
   std::vector<int32_t> nodes_;
   std::vector<double> probabilities_;
   size_t num_asked_ = 0;

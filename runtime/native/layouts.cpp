@@ -22,7 +22,7 @@ size_t size_of(const char* name) {
       {"DrafterUse", sizeof(native::DrafterUse)}, {"Costs", sizeof(drafts::Costs)},
       {"Tree", sizeof(drafts::Tree)},             {"Request", sizeof(sampling::Request)},
       {"Member", sizeof(native::Member)},         {"SharedPass", sizeof(drafts::SharedPass)},
-      {"Sharer", sizeof(drafts::Sharer)},
+      {"JointTree", sizeof(drafts::JointTree)},
   };
   const auto found = sizes.find(name);
   return found == sizes.end() ? 0 : found->second;

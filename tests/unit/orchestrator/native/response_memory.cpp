@@ -32,9 +32,9 @@ int main() {
       recollection.learn(response.data(), response.size());
       const size_t count = std::min<size_t>(response.size(), 3);
       num_nodes += suffix.next(response.data(), count, 20, 20, tree);
-      Sharer sharer{static_cast<Proposer*>(&growth), response.data(), count, 0.0, tree, 20, 8, 0};
-      grow_jointly(&sharer, 1, pass);
-      num_nodes += sharer.num_nodes;
+      JointTree joint{static_cast<Proposer*>(&growth), response.data(), count, 0.0, tree, 20, 8, 0};
+      grow_jointly(&joint, 1, pass);
+      num_nodes += joint.num_nodes;
     }
   };
   std::vector<std::thread> threads;

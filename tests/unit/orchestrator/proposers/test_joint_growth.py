@@ -16,7 +16,7 @@ from orchestrator.core.context import Context
 from orchestrator.core.cost_model import Curve, least_slopes
 from orchestrator.core.proposal import Budget, Proposal
 from orchestrator.core.tree import TokenTree
-from orchestrator.native.drafts_library import CurveFields, SharedPassFields, SharerFields, TreeFields
+from orchestrator.native.drafts_library import CurveFields, JointTreeFields, SharedPassFields, TreeFields
 from orchestrator.proposers.candidates import Candidate
 from orchestrator.proposers.estimates import AcceptanceEstimates
 from orchestrator.proposers.growth import Growth
@@ -114,17 +114,17 @@ def natively(
 ) -> list[Drafted]:
     """Let native code learn the committed tokens, and grow the trees after them."""
     library: Any = growths[0]._growth._library
-    sharers, arrays = (SharerFields * len(growths))(), []
-    for fields, growth, tokens, seconds, budget in zip(sharers, growths, committed, node_s, budgets, strict=True):
+    joint_trees, arrays = (JointTreeFields * len(growths))(), []
+    for fields, growth, tokens, seconds, budget in zip(joint_trees, growths, committed, node_s, budgets, strict=True):
         room, read = budget.max_nodes, (c_int32 * len(tokens))(*tokens)
         nodes, probabilities = np.zeros((3, room), np.int32), np.zeros(room)
         arrays.append((nodes, probabilities, read))
         fields.growth, fields.committed, fields.num_committed = growth._growth.handle, ctypes.addressof(read), len(read)
         fields.tree = TreeFields(*(row.ctypes.data for row in nodes), probabilities.ctypes.data)
         fields.context_row_s, fields.max_nodes, fields.max_depth = seconds, budget.max_nodes, budget.max_depth
-    assert library.drafts_grow_jointly(sharers, len(growths), pass_fields) is None
+    assert library.drafts_grow_jointly(joint_trees, len(growths), pass_fields) is None
     drafted = []
-    for fields, (nodes, probabilities, _) in zip(sharers, arrays, strict=True):
+    for fields, (nodes, probabilities, _) in zip(joint_trees, arrays, strict=True):
         tokens, parents, names = nodes[:, : fields.num_nodes].copy()
         sources = tuple(SOURCES[bits] for bits in names.tolist())
         drafted.append(Drafted(TokenTree(tokens, parents), sources, probabilities[: fields.num_nodes].tolist()))

@@ -196,10 +196,10 @@ int random_tree(void* proposer, const int32_t*, size_t, int max_nodes, int max_d
 }
 
 // Random trees, as if they grew together.
-const char* random_trees(drafts::Sharer* sharers, size_t count, const drafts::SharedPass* pass) {
+const char* random_trees(drafts::JointTree* joint_trees, size_t count, const drafts::SharedPass* pass) {
   if (pass->num_requests > int(count) || pass->num_rows != pass->num_requests) return "a pass of growing trees has other rows";
   for (size_t i = 0; i < count; ++i) {
-    drafts::Sharer& each = sharers[i];
+    drafts::JointTree& each = joint_trees[i];
     each.num_nodes = random_tree(each.growth, each.committed, each.num_committed, each.max_nodes, each.max_depth, &each.tree);
   }
   return nullptr;

@@ -25,7 +25,7 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "DrafterUse": drafters.DrafterUseFields,
     "Costs": drafts_library.CostFields,
     "SharedPass": drafts_library.SharedPassFields,
-    "Sharer": drafts_library.SharerFields,
+    "JointTree": drafts_library.JointTreeFields,
     "Tree": drafts_library.TreeFields,
     "Request": sampling.Request,
 }
