@@ -138,10 +138,10 @@ clean: ## remove .venv, caches and whatever was generated
 $(VENV)/.serve: $(PINS) | $(VENV)/.torch
 	@echo "setup: installing the packages of the server and the gateway"
 	@$(call extras,serve triton clients gateway)
-	@$(PY) -m runtime.native --find-compiler || { \
+	@$(PY) -m native --find-compiler || { \
 		echo "setup: no C++ compiler, installing one as a package (ziglang)"; \
 		$(call extras,compiler) || true; }
-	@$(PY) -m runtime.native
+	@$(PY) -m native
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.serve

@@ -25,7 +25,7 @@ from auditor.settings import inputs_of
 from auditor.workload import HEADS, QUICK, SETTINGS, Size
 from benchmarks.deployment import CONFIG, serving
 from benchmarks.traffic import mixed_prompts
-from orchestrator.deployment.config import load_config
+from orchestrator.core.deployment.config import load_config
 
 MAX_SHOWN = 5
 

@@ -14,8 +14,8 @@ from auditor.reference_model import ReferenceModel
 from auditor.requests import Answer, AuditedSystem, AuditRequest, Options, ask_all
 from auditor.results import Result
 from orchestrator.core.arrays import FloatArray
+from orchestrator.core.sampling.distribution import log_p
 from orchestrator.core.sampling_params import Rule
-from orchestrator.sampling.distribution import log_p
 
 NUM_TOKENS = 3
 #: The maximum probability of any false alarm in an audit.

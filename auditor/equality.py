@@ -10,8 +10,8 @@ import numpy as np
 from auditor.reference_model import ReferenceModel, perturbed
 from auditor.requests import Answer, AuditRequest, Options
 from auditor.results import Result
+from orchestrator.core.sampling.distribution import sample
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.sampling.distribution import sample
 
 #: The inputs of a request that are FP32 tensors and fields of Sampling.
 FLOATS = (

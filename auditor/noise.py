@@ -9,11 +9,11 @@ import numpy.typing as npt
 import torch
 
 from auditor.results import Result
+from native.sampling import sampler
 from orchestrator.core import noise as numpy_noise
 from orchestrator.core.arrays import FloatArray
 from orchestrator.core.noise import MASK32, Stream
-from orchestrator.native.sampling import sampler
-from runtime.sampling import noise as torch_noise
+from runtime.engine.sampling import noise as torch_noise
 
 Ints = npt.NDArray[np.int64]
 

@@ -16,12 +16,12 @@ from tokenizers import Tokenizer
 from auditor.reported_steps import ReportedSequence, ReportedStep
 from benchmarks.stock_model import StockModel
 from orchestrator.core.arrays import BoolArray, FloatArray
+from orchestrator.core.deployment.checkpoint import read_checkpoint
+from orchestrator.core.sampling.accept import AcceptedPath
+from orchestrator.core.sampling.grammar import Grammars
+from orchestrator.core.sampling.reference import decide, process_tree_logits
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.deployment.checkpoint import read_checkpoint
-from orchestrator.sampling.accept import AcceptedPath
-from orchestrator.sampling.grammar import Grammars
-from orchestrator.sampling.reference import decide, process_tree_logits
 
 #: Served dtype → by how much rounding may move a logit; a decision that it can flip is a near tie.
 NEAR_TIES = {"float64": 0.0, "float32": 1e-4, "bfloat16": 5e-2}

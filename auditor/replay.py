@@ -13,11 +13,11 @@ from auditor.results import Result
 from orchestrator.core.context import Context
 from orchestrator.core.elementary import log
 from orchestrator.core.noise import Stream, gumbel
+from orchestrator.core.sampling.accept import AcceptedPath
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.static_trees import MAX_DEPTH, MAX_WIDTH
 from orchestrator.core.types import Distribution
-from orchestrator.generation.responses import RULE_NAMES
-from orchestrator.sampling.accept import AcceptedPath
+from orchestrator.server.responses import RULE_NAMES
 
 REPLAY = "replay"
 #: Maximum candidates that a drafter makes for one tree, and how many of their numbers are tried at a time.

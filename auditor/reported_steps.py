@@ -1,4 +1,4 @@
-"""The steps that a server reports (output `steps`, orchestrator/generation/trace.py), read back."""
+"""The steps that a server reports (output `steps`, orchestrator/server/step_trace.py), read back."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from orchestrator.core.sampling.accept import AcceptedPath
+from orchestrator.core.sampling.sampled_drafts import check_q
 from orchestrator.core.sampling_params import Grammar, LogitsOptions, Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution
-from orchestrator.sampling.accept import AcceptedPath
-from orchestrator.sampling.sampled_drafts import check_q
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ import numpy as np
 from auditor.reference_model import ReferenceModel
 from auditor.requests import Answer, AuditRequest
 from auditor.results import Result
-from orchestrator.sampling.distribution import log_softmax
+from orchestrator.core.sampling.distribution import log_softmax
 
 TORN = "\ufffd"
 #: Served dtype → tolerance of a log-probability: the public output is FP32, and rounding moves the logits.

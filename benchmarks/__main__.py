@@ -29,9 +29,9 @@ from benchmarks.samples import BenchError, Runner, Sample, check_prefix_hits, me
 from benchmarks.server import ConcurrentRun, Count, Method, Passes, measure_concurrent
 from benchmarks.traffic import prompts_of_length, read_prompts
 from clients.demo import Prompt
+from orchestrator.core.deployment.config import ServingConfig, load_config
 from orchestrator.core.errors import ServingError
 from orchestrator.core.methods import PROPOSED
-from orchestrator.deployment.config import ServingConfig, load_config
 
 BASE = "none"
 PEERS = ("transformers", "llama.cpp")

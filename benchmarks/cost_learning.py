@@ -18,14 +18,14 @@ from benchmarks.replay import Deployment, Text, add_text_options, load_texts
 from orchestrator.core.context import Context
 from orchestrator.core.cost_model import Batch, CostModel, CostModels, Curve, PassCosts
 from orchestrator.core.drafting import Limits
+from orchestrator.core.sampling.accept import accept_coupled
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, PassLoad
-from orchestrator.proposers.dependencies import ProposerDependencies
-from orchestrator.proposers.estimates import AcceptanceEstimates
-from orchestrator.proposers.registry import select_method
-from orchestrator.sampling.accept import accept_coupled
+from orchestrator.drafting.dependencies import ProposerDependencies
+from orchestrator.drafting.estimates import AcceptanceEstimates
+from orchestrator.drafting.registry import select_method
 from runtime.engine.profile import NUM_ROWS
 
 #: Milliseconds of a pass by its rows; the first is about that of the demo target on two cores.

@@ -23,24 +23,24 @@ from benchmarks.deployment import CONFIG
 from benchmarks.proposing import text_of
 from orchestrator.core.arrays import Features
 from orchestrator.core.context import Context
+from orchestrator.core.deployment.checkpoint import read_checkpoint
+from orchestrator.core.deployment.config import ServingConfig, load_config
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.drafter import DraftRequest
 from orchestrator.core.methods import METHODS
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import HeadInput, HiddenStates
-from orchestrator.deployment.checkpoint import read_checkpoint
-from orchestrator.deployment.config import ServingConfig, load_config
-from orchestrator.proposers.registry import select_method
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.drafter import DraftRequest
+from orchestrator.drafting.registry import select_method
 from runtime.engine.calls import EngineCall
 from runtime.engine.draft import DraftEngine
+from runtime.engine.kv.batch import Segment
 from runtime.engine.paged import PagedModel
-from runtime.heads.build_heads import load_engine
-from runtime.heads.engines import eagle, levels, trees
-from runtime.kv.batch import Segment
-from runtime.model import fused
-from runtime.model.load import load_model
-from runtime.native.heads import NativeHead
-from runtime.native.model import NativeModel
+from runtime.models import fused
+from runtime.models.heads.build_heads import load_engine
+from runtime.models.heads.engines import eagle, levels, trees
+from runtime.models.load import load_model
+from runtime.models.native.heads import NativeHead
+from runtime.models.native.model import NativeModel
 
 #: Tokens by which the context grows between two drafts.
 STEP = 3

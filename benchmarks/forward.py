@@ -20,19 +20,19 @@ import torch
 from transformers import AutoConfig
 
 from benchmarks.deployment import CONFIG
+from native.compiling import NativeLibrary
+from native.library import LIBRARY
 from orchestrator.core.context import Context
 from orchestrator.core.cost_model import PassCosts
+from orchestrator.core.deployment.config import load_config
+from orchestrator.core.messages.context import delta_of
 from orchestrator.core.tree import TokenTree
-from orchestrator.deployment.config import load_config
-from orchestrator.native.compiling import NativeLibrary
-from orchestrator.wire.context import delta_of
+from runtime.engine.kv.batch import Segment
 from runtime.engine.paged import PagedModel
 from runtime.engine.profile import NUM_CONTEXT, measured_costs
-from runtime.kv.batch import Segment
-from runtime.model.load import load_model
-from runtime.native.families import head_dim_of
-from runtime.native.library import LIBRARY
-from runtime.native.model import NativeModel
+from runtime.models.load import load_model
+from runtime.models.native.families import head_dim_of
+from runtime.models.native.model import NativeModel
 
 SHAPES = ((1, 1), (1, 8), (1, 11), (1, 24), (1, 64), (16, 1), (16, 11))
 CONTEXTS = (128, 300, 512, 1024, 1792)
@@ -43,7 +43,7 @@ PRODUCTS = NativeLibrary(
     "products",
     Path(__file__).resolve().parent / "native",
     sources=("products.cpp",),
-    headers=tuple(f"../../runtime/native/{name}" for name in LIBRARY.headers),
+    headers=tuple(f"../../native/{name}" for name in LIBRARY.headers),
 )
 
 

@@ -21,14 +21,14 @@ from benchmarks.replay import Deployment, Text, add_text_options, load_texts
 from orchestrator.core.context import Context
 from orchestrator.core.cost_model import CostModel
 from orchestrator.core.proposal import Budget
+from orchestrator.core.sampling.accept import accept_coupled
 from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import PassLoad
-from orchestrator.proposers.candidates import CandidateSource, TableCandidates, TextCandidates
-from orchestrator.proposers.estimates import AcceptanceEstimates
-from orchestrator.proposers.growth import Growth
-from orchestrator.proposers.joint_growth import grow_jointly, joint_costs
-from orchestrator.sampling.accept import accept_coupled
+from orchestrator.drafting.candidates import CandidateSource, TableCandidates, TextCandidates
+from orchestrator.drafting.estimates import AcceptanceEstimates
+from orchestrator.drafting.growth import Growth
+from orchestrator.drafting.joint_growth import grow_jointly, joint_costs
 
 #: Passes of a burst; the trees of the first one are each sized by itself.
 BURST = 12

@@ -22,17 +22,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from orchestrator.core.context import Context
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall
+from runtime.engine.kv import batch
 from runtime.engine.paged import PagedModel
+from runtime.engine.sampling import served
 from runtime.engine.target import TargetEngine
-from runtime.kv import batch
-from runtime.model.load import load_model
-from runtime.sampling import served
+from runtime.models.load import load_model
 
 NUM_LAYERS, VOCAB_SIZE, BLOCK_TOKENS, DEPTH = 4, 512, 16, 4
 #: Contexts are this long and up to 9 tokens longer: no step fills a block, which would be found by content afterwards.

@@ -19,17 +19,17 @@ import numpy as np
 from benchmarks.deployment import CONFIG
 from benchmarks.traffic import read_prompts
 from orchestrator.core.context import Context
+from orchestrator.core.deployment.checkpoint import read_checkpoint
+from orchestrator.core.deployment.config import load_config
 from orchestrator.core.methods import METHODS, PROPOSED
 from orchestrator.core.proposal import Budget, Proposer
+from orchestrator.core.sampling.accept import accept_coupled
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import Acceptance
-from orchestrator.deployment.checkpoint import read_checkpoint
-from orchestrator.deployment.config import load_config
-from orchestrator.proposers.dependencies import ProposerDependencies
-from orchestrator.proposers.memory import new_memory
-from orchestrator.proposers.registry import select_method
-from orchestrator.proposers.tables import load_tables
-from orchestrator.sampling.accept import accept_coupled
+from orchestrator.drafting.dependencies import ProposerDependencies
+from orchestrator.drafting.memory import new_memory
+from orchestrator.drafting.registry import select_method
+from orchestrator.drafting.tables import load_tables
 
 SAMPLING = Sampling(0.8, seed=1)
 BUDGET = Budget(128, 1000)

@@ -22,17 +22,17 @@ from benchmarks.stock_model import StockModel
 from benchmarks.traffic import read_prompts
 from clients.demo import Prompt
 from orchestrator.core.context import Context
+from orchestrator.core.deployment.checkpoint import Checkpoint, read_checkpoint
+from orchestrator.core.deployment.config import ServingConfig, load_config
 from orchestrator.core.drafting import Limits
 from orchestrator.core.proposal import Proposer
+from orchestrator.core.sampling.accept import accept_coupled
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import Acceptance
-from orchestrator.deployment.checkpoint import Checkpoint, read_checkpoint
-from orchestrator.deployment.config import ServingConfig, load_config
-from orchestrator.generation.statistics import Statistics
-from orchestrator.proposers.dependencies import ProposerDependencies
-from orchestrator.proposers.registry import select_method
-from orchestrator.proposers.tables import Tables, load_tables
-from orchestrator.sampling.accept import accept_coupled
+from orchestrator.drafting.dependencies import ProposerDependencies
+from orchestrator.drafting.registry import select_method
+from orchestrator.drafting.tables import Tables, load_tables
+from orchestrator.server.statistics import Statistics
 
 SETTINGS = (
     "prompt_lookup",

@@ -18,7 +18,7 @@ from benchmarks.figures import Comparison, Ratio, Row
 from benchmarks.samples import Sample
 from benchmarks.server import ConcurrentRun
 from clients.generate import ratio
-from orchestrator.deployment.config import ServingConfig
+from orchestrator.core.deployment.config import ServingConfig
 
 PACKAGES = ("numpy", "tokenizers", "torch", "transformers", "tritonclient", "nvidia-pytriton")
 

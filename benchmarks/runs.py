@@ -22,22 +22,22 @@ from typing import Any, NoReturn
 from benchmarks.deployment import CONFIG
 from benchmarks.traffic import read_prompts
 from orchestrator.core.context import Context
+from orchestrator.core.deployment.checkpoint import read_checkpoint
+from orchestrator.core.deployment.config import load_config
 from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import ServingError
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.run import RunOptions, TakeSteps
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.proposal import Step
 from orchestrator.core.sampling_params import OUR_RULES, Rule, Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import StepOptions
-from orchestrator.deployment.checkpoint import read_checkpoint
-from orchestrator.deployment.config import load_config
-from orchestrator.proposers.registry import select_method
-from orchestrator.proposers.sources import RunProposers
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.run import RunOptions, TakeSteps
-from orchestrator.wire.target import StepRequest
+from orchestrator.drafting.registry import select_method
+from orchestrator.drafting.sources import RunProposers
 from runtime.engine.build_engines import build_target
+from runtime.engine.local_drafters import load_drafters
 from runtime.engine.runs import Runs
-from runtime.local_drafters import load_drafters
 
 LIMIT_S = 60.0
 SETTINGS = ("none", "auto", "suffix", "draft_model", "medusa", "redrafter", "eagle", "eagle2", "eagle3")

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, logging
 
 from orchestrator.core.arrays import FloatArray
-from runtime.model.fused import fuse_norms
+from runtime.models.fused import fuse_norms
 
 
 class StockModel:

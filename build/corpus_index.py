@@ -16,9 +16,9 @@ from build.heads.json_documents import parse_lines
 from build.heads.text import TargetTokenizer, target_tokenizer
 from build.workspace import MODELS, publish_folder
 from orchestrator.core.arrays import IdArray
-from orchestrator.deployment.config import load_config
-from orchestrator.proposers.corpus import ENDS, FORMAT, MANIFEST, MAX_DEPTH, TOKENS, Ends
-from orchestrator.proposers.tables import vocabulary_of
+from orchestrator.core.deployment.config import load_config
+from orchestrator.drafting.corpus import ENDS, FORMAT, MANIFEST, MAX_DEPTH, TOKENS, Ends
+from orchestrator.drafting.tables import vocabulary_of
 
 #: Text is read and encoded in pieces of about this many characters.
 PIECE_CHARS = 1 << 20

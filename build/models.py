@@ -18,8 +18,8 @@ from build.tokenizer import save_tokenizer, train_tokenizer
 from build.train import train_model
 from build.training import load_checkpoint
 from build.workspace import ANY_CORPUS_HELP, Workspace, training_text
-from runtime.heads.checkpoint.checks import FINGERPRINT, SHARPNESS
-from runtime.heads.checkpoint.target_tables import fingerprint
+from runtime.models.heads.checkpoint.checks import FINGERPRINT, SHARPNESS
+from runtime.models.heads.checkpoint.target_tables import fingerprint
 
 ALL_WINDOWS = 10_000
 #: ReDrafter's width before its LM head: the target's hidden size, since this LM head is most of a draft's cost here.

@@ -8,10 +8,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from orchestrator.native.compiling import LEVELS_VARIABLE
-from orchestrator.native.drafts_library import LIBRARY as DRAFTS
-from orchestrator.native.sampling import LIBRARY as SAMPLING
-from runtime.native.library import LIBRARY as FORWARD
+from native.compiling import LEVELS_VARIABLE
+from native.drafts_library import LIBRARY as DRAFTS
+from native.library import LIBRARY as FORWARD
+from native.sampling import LIBRARY as SAMPLING
 
 
 def main(levels: list[str]) -> None:

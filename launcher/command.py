@@ -9,8 +9,8 @@ from pathlib import Path
 
 from launcher.settings import Ports
 from launcher.triton import Triton
+from orchestrator.core.deployment.config import CALL_THREADS, ENGINE_KEY, LOG_LEVEL, STATE_FOLDER
 from orchestrator.core.errors import ConfigError, unknown_name
-from orchestrator.deployment.config import CALL_THREADS, ENGINE_KEY, LOG_LEVEL, STATE_FOLDER
 
 #: Variables that the stubs get unless the user's environment sets them.
 STUB_ENVIRONMENT = {
@@ -104,7 +104,7 @@ def call_threads(environ: Mapping[str, str], max_running: int) -> int:
     """Return the number of threads on which Triton makes the calls of a model and sends its responses.
 
     With that many, an engine's process may die under `max_running` requests twice (once if `max_running` is large)
-    before the public models have to be restarted (orchestrator/triton/renewal.py). Raises ConfigError for an unusable
+    before the public models have to be restarted (orchestrator/server/renewal.py). Raises ConfigError for an unusable
     number in the environment.
     """
     text = environ.get(CALL_THREADS, "")

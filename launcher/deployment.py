@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from orchestrator.core.deployment.config import BACKEND_MODELS, CHECKPOINTS, ServingConfig, load_config
 from orchestrator.core.errors import ConfigError
-from orchestrator.deployment.config import BACKEND_MODELS, CHECKPOINTS, ServingConfig, load_config
 
 #: The public models; each is loaded if the repository has it.
 PUBLIC = ("speculative", "speculative_unary")

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 from launcher.log import print_error
 from launcher.settings import Settings, joined, reachable
+from orchestrator.core.deployment.drain_state import wait_until_idle
 from orchestrator.core.errors import ServingError
-from orchestrator.deployment.drain_state import wait_until_idle
 
 _EPILOG = """\
 environment:

@@ -18,8 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Protocol
 
 from launcher.probe import Probe
+from orchestrator.core.deployment.drain_state import Drain
 from orchestrator.core.errors import ServingError
-from orchestrator.deployment.drain_state import Drain
 
 
 class Watched(Protocol):

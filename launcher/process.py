@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator.deployment.stubs import is_alive
+from orchestrator.core.deployment.stubs import is_alive
 
 _CHILD = Path(__file__).with_name("child.py")
 

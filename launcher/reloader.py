@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from orchestrator.core.deployment.config import FOLDERS, ServingConfig
+from orchestrator.core.deployment.reload_requests import COMMITS, Phase, Reload, live_keys
 from orchestrator.core.errors import ConfigError, ServingError, abbreviated
 from orchestrator.core.methods import DRAFTERS
-from orchestrator.deployment.config import FOLDERS, ServingConfig
-from orchestrator.deployment.reload_requests import COMMITS, Phase, Reload, live_keys
 
 #: The files of a folder, in order: path below it, size and time of the last change in nanoseconds.
 Files = tuple[tuple[str, int, int], ...]

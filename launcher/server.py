@@ -27,10 +27,10 @@ from launcher.triton_process import TritonProcess
 from launcher.watch import Watch, reload_limit_s
 from launcher.wear import Wear
 from launcher.workfolder import WorkFolder
+from orchestrator.core.deployment.config import ServingConfig
+from orchestrator.core.deployment.drain_state import Drain, finish_requests
+from orchestrator.core.deployment.stubs import living_stubs
 from orchestrator.core.errors import ServingError
-from orchestrator.deployment.config import ServingConfig
-from orchestrator.deployment.drain_state import Drain, finish_requests
-from orchestrator.deployment.stubs import living_stubs
 
 REPOSITORY = Path(__file__).resolve().parent.parent / "model_repository"
 DEFAULTS = Settings()

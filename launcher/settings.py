@@ -15,8 +15,8 @@ from typing import Any
 from pydantic import Field
 
 from orchestrator.core.declarations import Declaration, parse_text, validate
+from orchestrator.core.deployment.config import CALL_THREADS, ENGINE_KEY, STATE_FOLDER
 from orchestrator.core.errors import ConfigError
-from orchestrator.deployment.config import CALL_THREADS, ENGINE_KEY, STATE_FOLDER
 
 PREFIX = "SPECSERVE_"
 #: How similar (difflib's ratio) an unknown variable must be to one of ours to count as its misspelling.

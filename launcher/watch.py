@@ -19,9 +19,9 @@ import psutil
 from launcher.admin import ANSWER_LIMIT_S, Admin, AdminError, NoAnswer
 from launcher.triton_process import TritonProcess
 from launcher.wear import Wear
+from orchestrator.core.deployment.heartbeat import last_beat, take_replacement_request
+from orchestrator.core.deployment.stubs import is_alive, living_stubs
 from orchestrator.core.errors import ServingError
-from orchestrator.deployment.heartbeat import last_beat, take_replacement_request
-from orchestrator.deployment.stubs import is_alive, living_stubs
 
 _POLL_S = 0.5
 #: When a process counts as silent; how long a killed one may take to end, and how often to check whether it has.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.deployment.drain_state import Drain, Request, finish_requests, wait_until_idle
+from orchestrator.core.deployment.drain_state import Drain, Request, finish_requests, wait_until_idle
 
 #: After WORN_DEATHS deaths Triton is replaced as soon as it is idle, after MAX_DEATHS whatever runs.
 WORN_DEATHS, MAX_DEATHS = 16, 48

@@ -24,7 +24,7 @@ from auditor.settings import SETTINGS
 from benchmarks.deployment import CONFIG, ROOT, serving
 from benchmarks.traffic import Prompt, mixed_prompts
 from launcher import Server
-from orchestrator.deployment.config import CHECKPOINTS, ServingConfig, load_config
+from orchestrator.core.deployment.config import CHECKPOINTS, ServingConfig, load_config
 from tests.support.client_pool import Answer
 from tests.support.exactness import NEAR_TIE, SAMPLINGS
 from tests.support.suite import ALONE, AT_ONCE, Row, Suite, Unit

@@ -18,7 +18,7 @@ from typing import Any
 from auditor.settings import SETTINGS
 from benchmarks.deployment import CONFIG, ROOT
 from benchmarks.traffic import mixed_prompts
-from orchestrator.deployment.config import load_config
+from orchestrator.core.deployment.config import load_config
 from tests.exact import BASE, STORE, Store, answers_of, fingerprint, log
 from tests.support.exactness import TEMPERATURES
 from tests.support.suite import ALONE, AT_ONCE, Row, Suite, by_method

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.deployment import CONFIG
 from launcher import Server
-from orchestrator.deployment.config import load_config
+from orchestrator.core.deployment.config import load_config
 from tests.support.doors import Door, GrpcDoor, HttpDoor, Said
 
 DOORS: Mapping[str, Callable[[Server, Sequence[Mapping[str, Any]]], Door]] = {

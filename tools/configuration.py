@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.core.declarations import allowed_values
-from orchestrator.deployment.config import ServingConfig
+from orchestrator.core.deployment.config import ServingConfig
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/configuration.md"
 _GROUP, _MEANING = re.compile(r"    # (.+)"), re.compile(r"    #: (.+)")
@@ -25,7 +25,7 @@ _HEAD = """\
 # Configuration
 
 Every key of a deployment file such as `serving.toml`. This page is made by `make configuration` from the comments and
-fields of `ServingConfig` in `orchestrator/deployment/config.py`: change them there.
+fields of `ServingConfig` in `orchestrator/core/deployment/config.py`: change them there.
 
 `SERVING_<KEY>` in the environment overrides a key of the file, which overrides the default
 ([protocol](protocol.md#servingtoml)). Some keys can be changed while the server runs ([reload](operations.md#reload)).

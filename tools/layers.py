@@ -11,28 +11,29 @@ _HEAVY = ("torch", "transformers", "safetensors", "pytriton")
 _PB_UTILS = "triton_python_backend_utils"
 _PRODUCTS = ("auditor", "benchmarks", "build", "clients", "gateway", "launcher", "tools", "tests")
 
-#: The orchestrator's folders from bottom to top, called rooms here; a module may import its own row and those below.
-ROOMS = (
-    ("core",),
-    ("native",),
-    ("sampling", "wire", "deployment"),
-    ("proposers",),
-    ("generation", "requests"),
-    ("triton",),
-)
-#: The rooms that other folders may import; a folder that is not here may import all of them, unless FORBIDDEN says no.
-ALLOWED_ROOMS = {
-    "runtime": tuple(room for row in ROOMS[:3] for room in row),
-    "launcher": ("core", "deployment"),
+#: The packages and folders that serve → what each may import of them; whatever is not listed is an error.
+#: orchestrator/core is the ground floor, and native stands on it (docs/architecture.md, Layers).
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "orchestrator/core": ("orchestrator/core", "native"),
+    "native": ("orchestrator/core", "native"),
+    "orchestrator/drafting": ("orchestrator/core", "native", "orchestrator/drafting"),
+    "orchestrator/server": ("orchestrator/core", "orchestrator/drafting", "orchestrator/server"),
+    "runtime/models": ("orchestrator/core", "native", "runtime/models", "runtime/engine"),
+    "runtime/engine": ("orchestrator/core", "native", "runtime/models", "runtime/engine"),
+    "runtime/trtllm": ("orchestrator/core", "runtime/engine", "runtime/trtllm"),
+    "launcher": ("orchestrator/core",),
 }
+
+_SERVING = ("native", "orchestrator", "runtime")
 
 #: Folder → what its files must not import.
 FORBIDDEN: dict[str, tuple[str, ...]] = {
+    "native": (*_HEAVY, _PB_UTILS, "runtime", *_PRODUCTS),
     "orchestrator": (*_HEAVY, "runtime", *_PRODUCTS),
     "runtime": (_PB_UTILS, *_PRODUCTS),
     "launcher": (*_HEAVY, _PB_UTILS, "numpy", "tritonclient", "runtime", *(p for p in _PRODUCTS if p != "launcher")),
-    "clients": ("orchestrator", "runtime", "model_repository", *(p for p in _PRODUCTS if p != "clients")),
-    "gateway": (*_HEAVY, "orchestrator", "runtime", "model_repository", *(p for p in _PRODUCTS if p != "gateway")),
+    "clients": ("native", "orchestrator", "runtime", "model_repository", *(p for p in _PRODUCTS if p != "clients")),
+    "gateway": (*_HEAVY, "native", "orchestrator", "runtime", "model_repository", *(p for p in _PRODUCTS if p != "gateway")),
     "build": (_PB_UTILS, "launcher", "clients", "auditor", "benchmarks", "tests"),
     "auditor": (_PB_UTILS, "tests"),
     "benchmarks": (_PB_UTILS, "auditor", "tests"),
@@ -44,7 +45,7 @@ _EXCEPTIONS = {
     ("clients/demo.py", "launcher"),
     ("clients/load.py", "launcher"),
     ("tools/configuration.py", "orchestrator.core.declarations"),
-    ("tools/configuration.py", "orchestrator.deployment.config"),
+    ("tools/configuration.py", "orchestrator.core.deployment.config"),
 }
 
 
@@ -61,31 +62,22 @@ def violations(root: Path) -> list[str]:
 
 def _wrong(path: Path, module: str) -> str:
     """Return what is wrong with an import, or an empty string."""
-    folder = path.parts[0]
+    folder, own = path.parts[0], _layer(path.parts)
     if module.startswith("."):
         return "imports are absolute, so that a layer can be read off them"
     if _is_below(module, FORBIDDEN[folder]):
         return f"{folder} may not import {module}"
-    if folder == "orchestrator" and module == _PB_UTILS and path.parts[1] != "triton":
-        return f"only orchestrator/triton may import {_PB_UTILS}"
-    if not module.startswith("orchestrator."):
-        return ""
-    room = module.split(".")[1]
-    allowed = ALLOWED_ROOMS.get(folder, (room,))
-    if room not in allowed:
-        return f"{folder} may import {', '.join(allowed)} of the orchestrator, not {module}"
-    return _goes_up(path.parts[1], module, room) if folder == "orchestrator" else ""
+    if folder == "orchestrator" and module == _PB_UTILS and own != "orchestrator/server":
+        return f"only orchestrator/server may import {_PB_UTILS}"
+    imported = _layer(tuple(module.split(".")))
+    if imported.split("/")[0] not in _SERVING or own not in ALLOWED:
+        return f"{own} is not a layer (tools/layers.py, ALLOWED)" if folder in _SERVING and own not in ALLOWED else ""
+    return "" if imported in ALLOWED[own] else f"{own} may import {', '.join(ALLOWED[own])}, not {module}"
 
 
-def _goes_up(own: str, module: str, room: str) -> str:
-    for name in (own, room):
-        if name != "__init__.py" and _row(name) is None:
-            return f"orchestrator.{name.removesuffix('.py')} is not a room of the orchestrator (tools/layers.py, ROOMS)"
-    return f"orchestrator.{own} may not import {module}, a layer above" if (_row(room) or 0) > (_row(own) or 0) else ""
-
-
-def _row(room: str) -> int | None:
-    return next((row for row, rooms in enumerate(ROOMS) if room in rooms), None)
+def _layer(parts: tuple[str, ...]) -> str:
+    """Return the layer of a path or module: its package, and in orchestrator and runtime also the folder below."""
+    return "/".join(parts[:2]) if parts[0] in ("orchestrator", "runtime") and len(parts) > 1 else parts[0]
 
 
 def imports(path: Path) -> Iterator[tuple[str, int]]:
@@ -95,7 +87,7 @@ def imports(path: Path) -> Iterator[tuple[str, int]]:
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level:
             yield "." * node.level, node.lineno
-        elif isinstance(node, ast.ImportFrom) and node.module in (*_PRODUCTS, "orchestrator", "runtime"):
+        elif isinstance(node, ast.ImportFrom) and node.module in (*_PRODUCTS, "orchestrator", "runtime", "native"):
             yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield node.module or "", node.lineno

@@ -6,8 +6,8 @@
 #include <new>
 #include <vector>
 
-#include "../../runtime/native/pool.h"
-#include "../../runtime/native/product.h"
+#include "forward/pool.h"
+#include "forward/product.h"
 
 namespace {
 

@@ -25,8 +25,8 @@ from benchmarks.paper.figures import summary
 from benchmarks.paper.measuring import Measured, measure
 from benchmarks.paper.page import page
 from benchmarks.paper.picture import draw
+from orchestrator.core.deployment.config import ServingConfig, load_config
 from orchestrator.core.errors import ServingError
-from orchestrator.deployment.config import ServingConfig, load_config
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

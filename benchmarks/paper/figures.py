@@ -11,7 +11,7 @@ from benchmarks.paper.experiments import Setting
 from benchmarks.paper.measuring import Measured
 from benchmarks.samples import BenchError, Sample
 from clients.generate import ratio
-from orchestrator.generation.statistics import best_gamma, walltime_gain
+from orchestrator.server.statistics import best_gamma, walltime_gain
 
 #: Depths beyond MAX_DEPTH are left out; steps with more accepted drafts than MAX_ACCEPTED count as having that many.
 MAX_DEPTH, MAX_ACCEPTED = 8, 8

@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 
 from build.heads.settings import ABLATED, Settings
 from build.heads.target import FrozenTarget
-from runtime.heads.checkpoint.checks import FINGERPRINT
+from runtime.models.heads.checkpoint.checks import FINGERPRINT
 
 LLAMA_KEYS = (
     "attention_bias", "head_dim", "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings",

@@ -13,9 +13,9 @@ from build.heads.settings import ABLATED, Part, Settings
 from build.heads.target import Batch
 from build.heads.teacher_forcing import RootRows, all_rows, draft_logits, sampled_rows
 from build.parallel import Workers
-from runtime.heads.modules.eagle import EagleHead
-from runtime.heads.modules.layers import attend_causally
-from runtime.heads.modules.medusa import MedusaHeads
+from runtime.models.heads.modules.eagle import EagleHead
+from runtime.models.heads.modules.layers import attend_causally
+from runtime.models.heads.modules.medusa import MedusaHeads
 
 ALONE = Workers()
 

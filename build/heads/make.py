@@ -13,9 +13,9 @@ from build.data import Tokens
 from build.errors import BuildError
 from build.heads.settings import ABLATED, Settings
 from build.heads.target import FrozenTarget
-from runtime.heads.modules.eagle import Eagle3Head, EagleHead
-from runtime.heads.modules.medusa import MedusaHeads
-from runtime.heads.modules.redrafter import RedrafterHead
+from runtime.models.heads.modules.eagle import Eagle3Head, EagleHead
+from runtime.models.heads.modules.medusa import MedusaHeads
+from runtime.models.heads.modules.redrafter import RedrafterHead
 
 
 def make_heads(target: FrozenTarget, settings: Settings, stream: Tokens) -> nn.ModuleDict:

@@ -24,7 +24,7 @@ from build.heads.text import HeadsText
 from build.heads.train import HeadsRun
 from build.recipe import Plan
 from build.workspace import publish_folder
-from runtime.heads.checkpoint.checks import ACCURACY, FINGERPRINT, SHARPNESS
+from runtime.models.heads.checkpoint.checks import ACCURACY, FINGERPRINT, SHARPNESS
 
 MEASURED_WINDOWS = 48
 #: Heads whose static trees are built from their own accuracy, and the text it is measured on, as drafted in service.

@@ -25,11 +25,11 @@ from build.heads.teacher_forcing import all_rows, draft_logits
 from build.heads.text import heads_text
 from build.losses import spread_windows
 from build.workspace import MODELS, Workspace
-from orchestrator.sampling.sampled_drafts import MAX_CANDIDATES
-from runtime.heads.checkpoint.checks import SHARPNESS
-from runtime.heads.checkpoint.load import load_head
-from runtime.heads.engines.ranking import CANDIDATES
-from runtime.heads.sharpness import LEAST, Sharpness
+from orchestrator.core.sampling.sampled_drafts import MAX_CANDIDATES
+from runtime.models.heads.checkpoint.checks import SHARPNESS
+from runtime.models.heads.checkpoint.load import load_head
+from runtime.models.heads.engines.ranking import CANDIDATES
+from runtime.models.heads.sharpness import LEAST, Sharpness
 
 #: The only kind that is not a head.
 DRAFT_MODEL = "draft"

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from build.errors import BuildError
 from orchestrator.core.errors import ConfigError, first_line
-from runtime.heads.checkpoint.target_tables import fingerprint
-from runtime.model.features import layers_of
-from runtime.native.families import kv_numbers
+from runtime.models.features import layers_of
+from runtime.models.heads.checkpoint.target_tables import fingerprint
+from runtime.models.native.families import kv_numbers
 
 
 class Batch(NamedTuple):

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from build.heads.target import Batch
-from runtime.heads.modules.eagle import Eagle3Head, EagleHead
-from runtime.heads.modules.layers import attend_causally
-from runtime.heads.modules.medusa import MedusaHeads
-from runtime.heads.modules.redrafter import RedrafterHead
+from runtime.models.heads.modules.eagle import Eagle3Head, EagleHead
+from runtime.models.heads.modules.layers import attend_causally
+from runtime.models.heads.modules.medusa import MedusaHeads
+from runtime.models.heads.modules.redrafter import RedrafterHead
 
 
 class RootRows(NamedTuple):

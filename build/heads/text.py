@@ -16,8 +16,8 @@ from build.data import cached_stream
 from build.errors import BuildError
 from build.heads.json_documents import ChatTemplate, ParsedText, parse_lines
 from build.workspace import TrainingText, Workspace
+from orchestrator.core.deployment.checkpoint import read_checkpoint
 from orchestrator.core.errors import ConfigError, first_line
-from orchestrator.deployment.checkpoint import read_checkpoint
 
 #: A text file is cut at line ends into documents of about this many characters, some of which are held out.
 DOCUMENT_CHARS = 8_000

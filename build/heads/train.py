@@ -18,7 +18,7 @@ from build.heads.settings import ABLATED, KINDS, Settings
 from build.heads.target import Batch, FrozenTarget, computing_in
 from build.parallel import Workers
 from build.training import Progress, Run, adamw
-from runtime.heads.modules.medusa import MedusaHeads
+from runtime.models.heads.modules.medusa import MedusaHeads
 
 #: Options that set a field of the plan; the other fields have defaults.
 PLAN_OPTIONS = {"tokens": "--tokens", "step_tokens": "--step-tokens"}

@@ -25,8 +25,8 @@ from build.trtllm.record import (
     write_manifest,
 )
 from build.trtllm.render import plan_json
+from orchestrator.core.deployment.engine_manifest import CHECKPOINT, Manifest, missing_files
 from orchestrator.core.errors import ConfigError, ServingError
-from orchestrator.deployment.engine_manifest import CHECKPOINT, Manifest, missing_files
 
 #: Seconds between two lines about a running stage, and seconds that an interrupted stage has to end by itself.
 BEAT_S = 60.0

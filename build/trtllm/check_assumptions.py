@@ -17,7 +17,11 @@ _BY_WORDS = (
         "runtime/trtllm/executor/library.py",
     ),
     (r"[Cc]hunked [Cc]ontext requires", "chunked context of every engine", "runtime/trtllm/executor/library.py"),
-    (r"Eagle-tree depth|larger maxPathLen|Eagle choices", "shape of trees", "orchestrator/deployment/engine_trees.py"),
+    (
+        r"Eagle-tree depth|larger maxPathLen|Eagle choices",
+        "shape of trees",
+        "orchestrator/core/deployment/engine_trees.py",
+    ),
     (
         r"Prompt length .* exceeds|must be less than max sequence length",
         "lengths",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from build.trtllm.modes import MODES, build_mode
 from build.trtllm.shapes import HeadShape, ModelShape
 from build.trtllm.spec import EngineSpec
-from orchestrator.deployment.engine_manifest import EXTERNAL
+from orchestrator.core.deployment.engine_manifest import EXTERNAL
 
 #: The least --max_num_tokens when the spec does not give it: TensorRT-LLM's own default.
 LEAST_NUM_TOKENS = 8192

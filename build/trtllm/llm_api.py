@@ -21,10 +21,10 @@ from build.trtllm.record import copy_small_files
 from build.trtllm.spec import CHECKPOINTS, EngineSpec
 from build.trtllm.versions import DEFAULT, find_release
 from orchestrator.core.declarations import Declaration, read_toml, validate
+from orchestrator.core.deployment.checkpoint import read_checkpoint
+from orchestrator.core.deployment.config import resolved
+from orchestrator.core.deployment.engine_manifest import LlmManifest
 from orchestrator.core.errors import ConfigError, unknown_name
-from orchestrator.deployment.checkpoint import read_checkpoint
-from orchestrator.deployment.config import resolved
-from orchestrator.deployment.engine_manifest import LlmManifest
 
 Value = str | int | bool
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orchestrator.core.deployment.engine_manifest import EXTERNAL
+from orchestrator.core.deployment.engine_trees import LOOKAHEAD_REQUESTS
 from orchestrator.core.errors import ConfigError, unknown_name
 from orchestrator.core.methods import METHODS
-from orchestrator.deployment.engine_manifest import EXTERNAL
-from orchestrator.deployment.engine_trees import LOOKAHEAD_REQUESTS
-from orchestrator.proposers.registry import load
+from orchestrator.drafting.registry import load
 
 #: The most draft nodes that the server sends; inferred as the limit where TensorRT-LLM states none.
 MOST_NODES = 128

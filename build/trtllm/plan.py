@@ -20,9 +20,9 @@ from build.trtllm.shapes import (
 )
 from build.trtllm.spec import EAGLE, EngineSpec
 from build.trtllm.versions import find_release
+from orchestrator.core.deployment.engine_manifest import EXTERNAL
+from orchestrator.core.deployment.engine_trees import check_tree, read_tree
 from orchestrator.core.methods import METHODS
-from orchestrator.deployment.engine_manifest import EXTERNAL
-from orchestrator.deployment.engine_trees import check_tree, read_tree
 
 
 @dataclass(frozen=True)

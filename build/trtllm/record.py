@@ -9,7 +9,7 @@ from pathlib import Path
 
 from build.trtllm.commands import Stage
 from build.trtllm.plan import Plan
-from orchestrator.deployment.engine_manifest import NAME, Manifest
+from orchestrator.core.deployment.engine_manifest import NAME, Manifest
 
 STAGES = "stages.json"
 #: Files up to this size are hashed by content, larger ones (weights) by name and size: hashing 140 GB takes minutes.

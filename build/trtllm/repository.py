@@ -17,9 +17,9 @@ from build.trtllm.backend_tensors import Tensor, inputs, outputs
 from build.trtllm.engines import Engine
 from build.trtllm.plan import Plan, make_plan
 from build.trtllm.spec import load_spec
+from orchestrator.core.deployment.config import BACKEND_MODELS
+from orchestrator.core.deployment.engine_trees import TREES, read_tree
 from orchestrator.core.errors import ConfigError
-from orchestrator.deployment.config import BACKEND_MODELS
-from orchestrator.deployment.engine_trees import TREES, read_tree
 from runtime.trtllm.executor.library import WORKER
 
 
@@ -46,7 +46,7 @@ def _config_text(plan: Plan, engine: Engine, engines: Path) -> str:
         f"name: {_quoted(BACKEND_MODELS[engine.role])}",
         'backend: "tensorrtllm"',
         f"max_batch_size: {engine.limits.max_batch_size}",
-        # Our calls are nested, and nested decoupled calls can hang Triton (orchestrator/triton/clients.py).
+        # Our calls are nested, and nested decoupled calls can hang Triton (orchestrator/server/clients.py).
         "model_transaction_policy { decoupled: false }",
         "dynamic_batching { max_queue_delay_microseconds: 0 }",  # the executor forms the batches
         "",

@@ -7,9 +7,9 @@ from build.trtllm.gpus import LEAST_CAPABILITY, LEAST_OF_ANY, NOT_ON_BLACKWELL, 
 from build.trtllm.modes import MODES
 from build.trtllm.shapes import LLAMA, ModelShape
 from build.trtllm.spec import EAGLE, EngineSpec
+from orchestrator.core.deployment.engine_trees import check_tree, read_tree
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.methods import METHODS
-from orchestrator.deployment.engine_trees import check_tree, read_tree
 
 #: Weight formats with which paged context attention stays on beside an fp8 KV cache.
 FP8_KV = ("fp8", "nvfp4")

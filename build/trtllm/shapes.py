@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pydantic import AliasChoices, Field
 
 from orchestrator.core.declarations import ConfigKeys, Model, validate_config
+from orchestrator.core.deployment.checkpoint import read_json
 from orchestrator.core.errors import ConfigError
-from orchestrator.deployment.checkpoint import read_json
 
 LLAMA = "LlamaForCausalLM"
 

@@ -12,8 +12,8 @@ from pydantic import BeforeValidator, Field
 from build.trtllm import versions
 from build.trtllm.modes import MODES, check_method
 from orchestrator.core.declarations import Declaration, parse_text, read_toml, validate
-from orchestrator.deployment.config import resolved
-from orchestrator.deployment.engine_trees import lookahead_nodes, read_tree
+from orchestrator.core.deployment.config import resolved
+from orchestrator.core.deployment.engine_trees import lookahead_nodes, read_tree
 
 Quantisation = Literal["none", "bf16", "fp16", "fp8", "int4_awq", "nvfp4", "int8_sq"]
 #: The keys that name a checkpoint.

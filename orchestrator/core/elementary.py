@@ -1,7 +1,7 @@
 """log, exp and sums made of float64 +, −, ×, ÷ and integer operations alone: the same bits on every machine.
 
 Library functions differ in the last bit between processors, which can change an argmax over noise.
-The definition is docs/wire.md, Arithmetic. Torch: `runtime/sampling/elementary.py`; C++: `orchestrator/native/`.
+The definition is docs/wire.md, Arithmetic. Torch: `runtime/engine/sampling/elementary.py`; C++: `native/`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The drafting methods, one declaration each; configuration, requests, proposers and capabilities derive from it.
 
 To add a method, write its proposer and declare it here (docs/architecture.md, Add a method). The proposers
-are not imported here: `orchestrator/proposers/registry.py` loads them by name.
+are not imported here: `orchestrator/drafting/registry.py` loads them by name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _AS_BUILT = "engine_side:EngineSideConfig"
 class Method:
     """A drafting method.
 
-    proposer: its class or a function that builds it, as "module:name" in orchestrator.proposers; empty = only engines
+    proposer: its class or a function that builds it, as "module:name" in orchestrator.drafting; empty = only engines
     that draft by themselves have the method.
     config: the class of its parameters, named the same way.
     drafter: the Triton model that it calls, also a key of serving.toml; empty = it drafts in this process.

@@ -104,7 +104,7 @@ class NativeDrafts(NamedTuple):
     max_nodes, max_depth: limits of a tree. sources: by the numbers that native code gives to the sources of nodes.
     owner: a native proposer, with its `handle` and the address of its drafting function (`drafts::Next`, with costs
     `drafts::GrowJointly`); or, without these, a drafter in the engine's process
-    (`orchestrator.wire.drafter.DrafterUse`).
+    (`orchestrator.core.messages.drafter.DrafterUse`).
     costs: those by which its trees are sized, together with all others that are; None if they are not. The microseconds
     of drafting are not counted.
     options: what the proposer needs from a step after which native code cannot draft.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from runtime.kv.sequences import IDLE_S
+from runtime.engine.kv.sequences import IDLE_S
 
 IDLE_POLL_S = 0.5
 SMOOTHING = 0.3

@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from orchestrator.core.deployment.config import ServingConfig
 from orchestrator.core.errors import ConfigError
-from orchestrator.deployment.config import ServingConfig
-from orchestrator.wire.tensors import Incoming
+from orchestrator.core.messages.tensors import Incoming
 
 #: Engine → the module that builds it: `build_target(config, caller)` and `build_draft(config, caller)`.
 BUILDERS = {
@@ -42,7 +42,7 @@ def build_target(config: ServingConfig, caller: ModelCaller = no_caller) -> tupl
     """Load the target and start its engine.
 
     caller: calls the models of NVIDIA's backend, for engine = "tensorrtllm_backend".
-    Returns the engine's client (`orchestrator.triton.engine_host.EngineClient`), and the model or its manifest, which
+    Returns the engine's client (`orchestrator.server.engine_host.EngineClient`), and the model or its manifest, which
     has `vocab_size`. Raises ConfigError if the target cannot be served.
     """
     return importlib.import_module(BUILDERS[config.engine]).build_target(config, caller)

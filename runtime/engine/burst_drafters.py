@@ -9,16 +9,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from orchestrator.core.messages.drafter import DrafterUse
 from orchestrator.core.proposal import NAME_BITS, NativeDrafts
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import HiddenStates
-from orchestrator.wire.drafter import DrafterUse
 from runtime.engine.bursts import Planned, StepCall
 from runtime.engine.calls import BurstRequest, Progress
+from runtime.engine.kv.batch import Segment
 from runtime.engine.local_drafter import DraftingEngine, LocalDrafter
-from runtime.kv.batch import Segment
-from runtime.native.decoding import DecodedSteps, Draft
-from runtime.native.drafters import ContinuedDraft, NativeDrafter, NativeUse, NativeUses
+from runtime.models.native.decoding import DecodedSteps, Draft
+from runtime.models.native.drafters import ContinuedDraft, NativeDrafter, NativeUse, NativeUses
 
 #: Maximum steps of a burst; KV slots for this many tokens and for a tree are reserved before it begins.
 MAX_STEPS = 64

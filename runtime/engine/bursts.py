@@ -10,16 +10,16 @@ import math
 from functools import cache
 from typing import NamedTuple
 
+from native.sampling import sampler
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.proposal import Proposal, Step
 from orchestrator.core.sampling_params import Rule
 from orchestrator.core.types import Acceptance, PassLoad
-from orchestrator.native.sampling import sampler
-from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import BurstRequest, EngineCall, FinishedSteps
+from runtime.engine.kv.batch import Segment
+from runtime.engine.kv.groups import STEP_TOKENS
 from runtime.engine.schedule import Kind, Part
-from runtime.kv.batch import Segment
-from runtime.kv.groups import STEP_TOKENS
-from runtime.native.decoding import Continuation, DecodedSteps, Draft
+from runtime.models.native.decoding import Continuation, DecodedSteps, Draft
 
 StepCall = EngineCall[StepRequest]
 #: The calls of a pass, each with the part that the pass computes.

@@ -13,14 +13,14 @@ from typing import Generic, Protocol, TypeVar
 
 from orchestrator.core.arrays import BoolArray
 from orchestrator.core.errors import ServingError
+from orchestrator.core.messages.context import Delta
+from orchestrator.core.messages.drafter import DraftRequest
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.proposal import Step
 from orchestrator.core.types import Acceptance, Distribution, DraftResponse
-from orchestrator.wire.context import Delta
-from orchestrator.wire.drafter import DraftRequest
-from orchestrator.wire.target import StepRequest
-from runtime.heads.engines.trees import GrowingTree
-from runtime.kv.sequences import CachedSequence, SequenceTable
-from runtime.native.decoding import Continuation, Draft
+from runtime.engine.kv.sequences import CachedSequence, SequenceTable
+from runtime.models.heads.engines.trees import GrowingTree
+from runtime.models.native.decoding import Continuation, Draft
 
 log = logging.getLogger(__name__)
 

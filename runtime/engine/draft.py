@@ -10,27 +10,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from native.chains import NativeChain
 from orchestrator.core.context import Context
+from orchestrator.core.messages.drafter import DraftRequest
+from orchestrator.core.sampling.sampled_drafts import sample_draft
 from orchestrator.core.sampling_params import Rule
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import DraftResponse
-from orchestrator.sampling.sampled_drafts import sample_draft
-from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import DraftedChain, DraftedTree, EngineCall
+from runtime.engine.kv.batch import Segment
 from runtime.engine.paged import PagedEngine, PagedModel
-from runtime.heads.engines.levels import Level, add_level, check_draws
-from runtime.heads.engines.ranking import rank
-from runtime.heads.engines.trees import DynamicTree
-from runtime.heads.sharpness import AS_SURE_AS_Q, Sharpness
-from runtime.kv.batch import Segment
-from runtime.native.chains import NativeChain
-from runtime.native.draft_calls import NativeDraft
-from runtime.native.drafters import ContinuedDraft, NativeDrafter
-from runtime.native.model import NativeModel
-from runtime.sampling import served
-from runtime.sampling.changes import Changes, processed
-from runtime.sampling.drafts import candidates
-from runtime.staging import staged
+from runtime.engine.sampling import served
+from runtime.engine.sampling.changes import Changes, processed
+from runtime.engine.sampling.drafts import candidates
+from runtime.engine.staging import staged
+from runtime.models.heads.engines.levels import Level, add_level, check_draws
+from runtime.models.heads.engines.ranking import rank
+from runtime.models.heads.engines.trees import DynamicTree
+from runtime.models.heads.sharpness import AS_SURE_AS_Q, Sharpness
+from runtime.models.native.draft_calls import NativeDraft
+from runtime.models.native.drafters import ContinuedDraft, NativeDrafter
+from runtime.models.native.model import NativeModel
 
 #: Fraction of a call's time after which its draft gets no more tokens; the rest is for the current pass.
 DRAFT_SHARE = 0.5

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from orchestrator.core.types import PassLoad
+from runtime.engine.kv.batch import Segment
 from runtime.engine.verify import VerifyResult
-from runtime.kv.batch import Segment
-from runtime.native.decoding import DecodedStep
+from runtime.models.native.decoding import DecodedStep
 
 
 def load_of(

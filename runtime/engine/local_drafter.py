@@ -16,12 +16,12 @@ from typing import Protocol
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, ServingError, Unavailable
+from orchestrator.core.messages.drafter import DraftRequest
 from orchestrator.core.types import DraftCounts, DraftResponse, EngineStatus
-from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.calls import Answer, Engine, EngineCall, Progress
 from runtime.engine.passes import Passes
-from runtime.native.draft_calls import NativeDraft
-from runtime.native.drafters import ContinuedDraft, NativeDrafter
+from runtime.models.native.draft_calls import NativeDraft
+from runtime.models.native.drafters import ContinuedDraft, NativeDrafter
 
 
 class DraftingEngine(Engine[DraftRequest], Protocol):
@@ -41,7 +41,7 @@ class DraftingEngine(Engine[DraftRequest], Protocol):
 
 
 class LocalDrafter:
-    """Answers draft calls; implements `orchestrator.proposers.drafter_clients.Drafter`.
+    """Answers draft calls; implements `orchestrator.drafting.drafter_clients.Drafter`.
 
     counts: its calls so far, and the drafts that bursts have made with it.
     Invariant: one thread at a time runs a pass; all calls that are waiting when it begins share it.

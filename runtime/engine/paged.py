@@ -10,22 +10,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from native.chains import NativeChain
+from native.sampling import sampler
 from orchestrator.core.errors import RequestError, ServingError
+from orchestrator.core.sampling.accept import AcceptedPath
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import MAX_FEATURE_ROWS, Acceptance, HiddenStates, StepOptions
-from orchestrator.native.sampling import sampler
-from orchestrator.sampling.accept import AcceptedPath
 from runtime.engine.calls import EngineCall, Progress, Request
-from runtime.kv.batch import MAX_PASS_ROWS, MAX_TREE_NODES, Pass, Segment
-from runtime.kv.blocks import BlockPool
-from runtime.kv.cache import KVCache
-from runtime.kv.groups import STEP_TOKENS
-from runtime.kv.sequences import CachedSequence, SequenceTable
-from runtime.native.chains import NativeChain
-from runtime.native.decoding import DecodedSteps, Decoding, Draft, steps_of
-from runtime.native.model import NativeModel
-from runtime.sampling.logits_processors import LogitsProcessors, processors_for
-from runtime.staging import stage
+from runtime.engine.kv.batch import MAX_PASS_ROWS, MAX_TREE_NODES, Pass, Segment
+from runtime.engine.kv.blocks import BlockPool
+from runtime.engine.kv.cache import KVCache
+from runtime.engine.kv.groups import STEP_TOKENS
+from runtime.engine.kv.sequences import CachedSequence, SequenceTable
+from runtime.engine.sampling.logits_processors import LogitsProcessors, processors_for
+from runtime.engine.staging import stage
+from runtime.models.native.decoding import DecodedSteps, Decoding, Draft, steps_of
+from runtime.models.native.model import NativeModel
 
 #: Tokens of long contexts in a pass on a CPU.
 CPU_PASS_TOKENS = 256

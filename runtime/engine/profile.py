@@ -13,10 +13,10 @@ import torch
 from orchestrator.core.context import Context
 from orchestrator.core.cost_model import Curve, PassCosts
 from orchestrator.core.errors import ServingError
+from orchestrator.core.messages.context import delta_of
 from orchestrator.core.tree import TokenTree
-from orchestrator.wire.context import delta_of
+from runtime.engine.kv.batch import Segment
 from runtime.engine.paged import PagedModel
-from runtime.kv.batch import Segment
 
 log = logging.getLogger(__name__)
 

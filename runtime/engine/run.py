@@ -13,16 +13,16 @@ from orchestrator.core.arrays import BoolArray
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Drafting
 from orchestrator.core.errors import EngineError, ServingError, Unavailable, UnknownSequence
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.run import RunOptions
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.proposal import Proposal, Proposer, Step
+from orchestrator.core.sampling.grammar_matcher import Matcher
+from orchestrator.core.sampling.guided_drafts import legal_drafts
 from orchestrator.core.types import Acceptance, StepOptions
-from orchestrator.sampling.grammar_matcher import Matcher
-from orchestrator.sampling.guided_drafts import legal_drafts
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.run import RunOptions
-from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import BurstRequest, GuidedStep
 from runtime.engine.target_thread import TargetThread
-from runtime.native.decoding import Continuation
+from runtime.models.native.decoding import Continuation
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from functools import partial
 from typing import Protocol
 
 from orchestrator.core.errors import UnknownSequence
+from orchestrator.core.messages.run import RunOptions, TakeSteps
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.proposal import Proposer
 from orchestrator.core.types import EngineStatus
-from orchestrator.wire.run import RunOptions, TakeSteps
-from orchestrator.wire.target import StepRequest
 from runtime.engine.run import Answer, Reply, Run
 from runtime.engine.target_thread import TargetThread
 

@@ -8,23 +8,23 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
+from native.sampling import requests_of, sampler
 from orchestrator.core.errors import RequestError
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.types import Acceptance
-from orchestrator.native.sampling import requests_of, sampler
-from orchestrator.wire.target import StepRequest
 from runtime.engine import bursts
 from runtime.engine.burst_drafters import MAX_STEPS, BurstDrafters
 from runtime.engine.bursts import Planned, StepCall
 from runtime.engine.calls import GuidedStep
+from runtime.engine.kv.pressure import BlockPressure
+from runtime.engine.kv.sequences import CachedSequence
 from runtime.engine.loads import ForwardTimer, load_of, loads_of
 from runtime.engine.paged import PagedEngine, PagedModel
+from runtime.engine.sampling import served
 from runtime.engine.schedule import Scheduler
 from runtime.engine.verify import VerifyInput, VerifyResult, verify
-from runtime.kv.pressure import BlockPressure
-from runtime.kv.sequences import CachedSequence
-from runtime.native.decoding import DecodedSteps, Decoding, has_room
-from runtime.native.model import NativeModel
-from runtime.sampling import served
+from runtime.models.native.decoding import DecodedSteps, Decoding, has_room
+from runtime.models.native.model import NativeModel
 
 #: How long the engine pauses while every call waits for blocks.
 BLOCKS_POLL_S = 0.002

@@ -18,16 +18,16 @@ from typing import TypeVar
 from orchestrator.core.context import Context
 from orchestrator.core.cost_model import PassCosts
 from orchestrator.core.errors import EngineError, RequestError, ServingError, Unavailable, UnknownSequence
+from orchestrator.core.messages.context import Delta
+from orchestrator.core.messages.target import StepRequest
+from orchestrator.core.sampling.grammar import Grammars
+from orchestrator.core.sampling.grammar_matcher import Matcher
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.worker_pool import WorkerPool
-from orchestrator.sampling.grammar import Grammars
-from orchestrator.sampling.grammar_matcher import Matcher
-from orchestrator.wire.context import Delta
-from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import Engine, GuidedStep, Reply
 from runtime.engine.client_thread import SHUTTING_DOWN
+from runtime.engine.kv.sequences import IDLE_S
 from runtime.engine.thread import EngineThread
-from runtime.kv.sequences import IDLE_S
 
 log = logging.getLogger(__name__)
 

@@ -12,28 +12,28 @@ from transformers import AutoConfig
 
 from orchestrator.core.context import Context
 from orchestrator.core.declarations import validate_config
+from orchestrator.core.deployment.config import ServingConfig
+from orchestrator.core.deployment.engine_manifest import served_checkpoint
+from orchestrator.core.messages.context import Delta, delta_of
+from orchestrator.core.messages.drafter import DraftRequest
+from orchestrator.core.messages.target import StepRequest
+from orchestrator.core.sampling.grammar import Grammars
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import HiddenStates, StepOptions
-from orchestrator.deployment.config import ServingConfig
-from orchestrator.deployment.engine_manifest import served_checkpoint
-from orchestrator.sampling.grammar import Grammars
-from orchestrator.wire.context import Delta, delta_of
-from orchestrator.wire.drafter import DraftRequest
-from orchestrator.wire.target import StepRequest
 from runtime.engine.build_engines import ModelCaller
 from runtime.engine.draft import DraftEngine
+from runtime.engine.kv.batch import Segment
 from runtime.engine.paged import CPU_PASS_TOKENS, Model, PagedModel
 from runtime.engine.profile import measured_costs
 from runtime.engine.target import TargetEngine
 from runtime.engine.target_thread import TargetThread
 from runtime.engine.thread import EngineThread
-from runtime.heads.checkpoint.checks import MeasuredKeys
-from runtime.heads.sharpness import Sharpness
-from runtime.kv.batch import Segment
-from runtime.model.load import check_device, load_model
-from runtime.native.families import kv_numbers
-from runtime.native.model import NativeModel
+from runtime.models.heads.checkpoint.checks import MeasuredKeys
+from runtime.models.heads.sharpness import Sharpness
+from runtime.models.load import check_device, load_model
+from runtime.models.native.families import kv_numbers
+from runtime.models.native.model import NativeModel
 
 log = logging.getLogger(__name__)
 

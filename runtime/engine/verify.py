@@ -10,11 +10,11 @@ from torch import Tensor
 
 from orchestrator.core.arrays import BoolArray
 from orchestrator.core.context import Context
-from orchestrator.sampling.accept import AcceptedPath
-from runtime.sampling.accept import AcceptInput
-from runtime.sampling.changes import processed
-from runtime.sampling.logits_processors import LogitsProcessors
-from runtime.sampling.served import decide
+from orchestrator.core.sampling.accept import AcceptedPath
+from runtime.engine.sampling.accept import AcceptInput
+from runtime.engine.sampling.changes import processed
+from runtime.engine.sampling.logits_processors import LogitsProcessors
+from runtime.engine.sampling.served import decide
 
 
 @dataclass(frozen=True, eq=False)

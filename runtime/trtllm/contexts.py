@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from orchestrator.core.context import Context
-from orchestrator.wire.context import Delta
+from orchestrator.core.messages.context import Delta
 
 #: How long a sequence may go without a call. Dropping a live one costs one extra message; keeping one, a few kilobytes.
 IDLE_S = 30.0

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 #: The code whose coverage guides the search.
-INSTRUMENTED = ["orchestrator", "gateway", "launcher", "runtime.heads.checkpoint", "tests.fuzz.parsers"]
+INSTRUMENTED = ["orchestrator", "gateway", "launcher", "runtime.models.heads.checkpoint", "tests.fuzz.parsers"]
 #: Most memory of a parser's process: torch alone takes some 500 MB.
 MEMORY_MB = 4096
 #: Longest input, in bytes; longest time of one, in seconds.

@@ -22,24 +22,29 @@ from gateway.parsing import parse
 from gateway.settings import SettingsError, read_settings
 from gateway.triton import to_request
 from launcher.settings import Settings
+from orchestrator.core.deployment.checkpoint import read_checkpoint
+from orchestrator.core.deployment.config import load_config
+from orchestrator.core.deployment.engine_manifest import LLM_NAME, NAME, read_llm_manifest, read_manifest
 from orchestrator.core.errors import ServingError
+from orchestrator.core.messages.context import Delta, pack_delta, pack_release, released_sequence
+from orchestrator.core.messages.drafter import (
+    DraftRequest,
+    pack_draft_request,
+    unpack_draft_request,
+    unpack_draft_response,
+)
+from orchestrator.core.messages.message import decode, encode
+from orchestrator.core.messages.run import unpack_steps
+from orchestrator.core.messages.target import unpack_acceptance, unpack_call
+from orchestrator.core.messages.tree import pack_tree
+from orchestrator.core.sampling.grammar import Grammars
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.deployment.checkpoint import read_checkpoint
-from orchestrator.deployment.config import load_config
-from orchestrator.deployment.engine_manifest import LLM_NAME, NAME, read_llm_manifest, read_manifest
-from orchestrator.proposers.tables import FILE, load_tables
-from orchestrator.requests.inputs import read
-from orchestrator.requests.request_builder import RequestBuilder
-from orchestrator.sampling.grammar import Grammars
-from orchestrator.wire.context import Delta, pack_delta, pack_release, released_sequence
-from orchestrator.wire.drafter import DraftRequest, pack_draft_request, unpack_draft_request, unpack_draft_response
-from orchestrator.wire.message import decode, encode
-from orchestrator.wire.run import unpack_steps
-from orchestrator.wire.target import unpack_acceptance, unpack_call
-from orchestrator.wire.tree import pack_tree
-from runtime.heads.checkpoint import load
-from runtime.heads.checkpoint.target_tables import TargetTables
+from orchestrator.drafting.tables import FILE, load_tables
+from orchestrator.server.inputs import read
+from orchestrator.server.request_builder import RequestBuilder
+from runtime.models.heads.checkpoint import load
+from runtime.models.heads.checkpoint.target_tables import TargetTables
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET = ROOT / "models/target"

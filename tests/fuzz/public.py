@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from launcher.server import Server
-from orchestrator.requests.inputs import INPUTS
+from orchestrator.server.inputs import INPUTS
 from tests.support.clients import connect
 from tests.support.gateway import running_gateway
 from tests.support.leaks import leak_in

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks.traffic import mixed_prompts
-from orchestrator.deployment.config import load_config
+from orchestrator.core.deployment.config import load_config
 from tests.numerics.bench import Bench
 from tests.numerics.counts import EXACT, METHODS
 from tests.numerics.page import Store

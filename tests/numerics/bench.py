@@ -11,21 +11,21 @@ import numpy as np
 import torch
 
 from orchestrator.core.context import Context
+from orchestrator.core.deployment.checkpoint import read_checkpoint
 from orchestrator.core.drafting import Limits
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.drafter import DraftRequest
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import NO_HEAD_INPUT, DraftResponse, HeadInput, StepOptions
-from orchestrator.deployment.checkpoint import read_checkpoint
-from orchestrator.proposers.dependencies import ProposerDependencies
-from orchestrator.proposers.registry import select_method
-from orchestrator.proposers.tables import load_tables
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.drafter import DraftRequest
+from orchestrator.drafting.dependencies import ProposerDependencies
+from orchestrator.drafting.registry import select_method
+from orchestrator.drafting.tables import load_tables
 from runtime.engine.calls import EngineCall
 from runtime.engine.draft import DraftEngine
 from runtime.engine.paged import PagedModel
-from runtime.model.load import load_model
+from runtime.models.load import load_model
 from tests.numerics.counts import EXACT, METHODS, PLAIN, SIZES, Tally
 from tests.numerics.passes import Forced, Rows, Step, compare, follow
 from tests.support.exactness import SAMPLINGS

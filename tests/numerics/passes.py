@@ -12,19 +12,19 @@ from torch import Tensor
 from orchestrator.core.arrays import FloatArray
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
+from orchestrator.core.messages.context import delta_of
 from orchestrator.core.noise import gumbel
 from orchestrator.core.proposal import Proposer
+from orchestrator.core.sampling import distribution as reference
+from orchestrator.core.sampling.accept import AcceptedPath, accept_coupled
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance
-from orchestrator.sampling import distribution as reference
-from orchestrator.sampling.accept import AcceptedPath, accept_coupled
-from orchestrator.wire.context import delta_of
+from runtime.engine.kv.batch import Segment
 from runtime.engine.paged import PagedModel
+from runtime.engine.sampling import served
 from runtime.engine.target import TargetEngine
-from runtime.kv.batch import Segment
-from runtime.model.load import load_model
-from runtime.sampling import served
+from runtime.models.load import load_model
 from tests.numerics.counts import CLOSE, EXACT, NUM_TOP, Tally
 from tests.support.exactness import border_distance
 

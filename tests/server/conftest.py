@@ -16,7 +16,7 @@ import pytest
 import launcher
 from launcher import workfolder
 from launcher.server import REPOSITORY, Server
-from orchestrator.deployment.stubs import is_alive
+from orchestrator.core.deployment.stubs import is_alive
 from tests.support.tiny_models import make_tiny_target
 
 # Servers are started from processes in which gRPC's threads run: its handlers of fork() may break the child before

@@ -13,7 +13,7 @@ from auditor.server import AuditedServer
 from auditor.workload import Size
 from benchmarks.deployment import CONFIG, serving
 from benchmarks.traffic import mixed_prompts
-from orchestrator.deployment.config import load_config
+from orchestrator.core.deployment.config import load_config
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 

@@ -12,7 +12,7 @@ from auditor.settings import SETTINGS
 from benchmarks.deployment import CONFIG, serving, settled_metrics
 from benchmarks.traffic import mixed_prompts
 from launcher import Server
-from orchestrator.deployment.config import load_config
+from orchestrator.core.deployment.config import load_config
 from tests.support.client_pool import ClientPool, ask
 from tests.support.exactness import SAMPLINGS
 from tests.support.suite import ALONE, AT_ONCE, Row, Suite, by_method

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from launcher.server import Server
-from orchestrator.requests.inputs import INPUTS
+from orchestrator.server.inputs import INPUTS
 from tests.support.clients import (
     Answer,
     Response,

@@ -20,11 +20,11 @@ from launcher import Server
 from orchestrator.core.context import Context
 from orchestrator.core.noise import child_seed
 from orchestrator.core.proposal import Budget
+from orchestrator.core.sampling.distribution import log_p, log_softmax, sample
+from orchestrator.core.sampling.grammar_matcher import Matcher
 from orchestrator.core.sampling_params import Grammar, Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig
-from orchestrator.sampling.distribution import log_p, log_softmax, sample
-from orchestrator.sampling.grammar_matcher import Matcher
+from orchestrator.drafting.prompt_lookup import PromptLookup, PromptLookupConfig
 from tests.support.clients import Stream, listed, metric, settled
 from tests.support.decode import dependencies
 from tests.support.surface import (
@@ -40,7 +40,7 @@ from tests.support.surface import (
     Truth,
     sequences,
 )
-from tests.unit.orchestrator.generation.test_stopping import CASES, Case, table
+from tests.unit.orchestrator.server.generation.test_stopping import CASES, Case, table
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(600)]
 

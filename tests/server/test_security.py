@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from orchestrator.wire.context import pack_release
-from orchestrator.wire.message import encode
+from orchestrator.core.messages.context import pack_release
+from orchestrator.core.messages.message import encode
 from tests.fuzz.public import Doors, fuzz, served
 from tests.support.clients import ask, generate, post
 from tests.support.leaks import leak_in
@@ -139,7 +139,7 @@ def test_wrong_requests_get_answers(running: tuple[Any, Doors]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["Traceback (most recent call last)", "/tmp/x/model.py", "KeyError: 'a'", "orchestrator.wire"]
+    "text", ["Traceback (most recent call last)", "/tmp/x/model.py", "KeyError: 'a'", "orchestrator.core.messages"]
 )
 def test_a_leak_is_noticed(text: str) -> None:
     assert leak_in(text)

@@ -13,7 +13,7 @@ import pytest
 
 from build.trtllm.repository import write_repository
 from launcher.server import Server
-from orchestrator.deployment.config import BACKEND_MODELS
+from orchestrator.core.deployment.config import BACKEND_MODELS
 from tests.server.conftest import repository, serving
 from tests.standin import FOLDER
 from tests.standin.engine_folder import make_engine

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from build.trtllm.check import main
-from orchestrator.deployment.engine_manifest import read_manifest
+from orchestrator.core.deployment.engine_manifest import read_manifest
 from tests.server.conftest import repository
 from tests.standin.container_tools import install
 

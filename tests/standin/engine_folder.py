@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 
 from build.trtllm.record import write_manifest
+from orchestrator.core.deployment.engine_manifest import CHECKPOINT, EXTERNAL, Manifest
 from orchestrator.core.methods import METHODS
-from orchestrator.deployment.engine_manifest import CHECKPOINT, EXTERNAL, Manifest
 
 VERSION = "1.2.1"
 IMAGE = "nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3"

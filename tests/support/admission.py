@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from orchestrator.triton.admission import Admission
+from orchestrator.server.admission import Admission
 from tests.support.hanging import WAIT_S, until
 
 

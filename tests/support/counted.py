@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from orchestrator.proposers.tables import Level, Tables, VocabularyFingerprint, packed
+from orchestrator.drafting.tables import Level, Tables, VocabularyFingerprint, packed
 
 Counted = Mapping[tuple[int, ...], Mapping[int, float]]
 

@@ -15,11 +15,11 @@ from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions, Target
-from orchestrator.generation.loop import SequenceState, StepByStep, generate
-from orchestrator.generation.statistics import Statistics
-from orchestrator.generation.text import Chunk, Output, StopRule
-from orchestrator.proposers.dependencies import DrafterClient, ProposerDependencies
-from orchestrator.requests.generation_request import GenerationRequest
+from orchestrator.drafting.dependencies import DrafterClient, ProposerDependencies
+from orchestrator.server.generation_request import GenerationRequest
+from orchestrator.server.loop import SequenceState, StepByStep, generate
+from orchestrator.server.statistics import Statistics
+from orchestrator.server.text import Chunk, Output, StopRule
 
 
 def dependencies(method: str = "none", **values: Any) -> ProposerDependencies:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from orchestrator.core.static_trees import tree_of_choices
-from runtime.heads.engines.eagle import EagleEngine
+from runtime.models.heads.engines.eagle import EagleEngine
 from tests.support import heads_oracle as oracle
 from tests.support.choice_trees import published_choices
 from tests.support.heads import (

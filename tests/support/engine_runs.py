@@ -7,16 +7,16 @@ from typing import Any
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import ServingError
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.drafter import DraftRequest
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, DraftResponse, HeadInput, StepOptions
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.drafter import DraftRequest
-from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall
 from runtime.engine.draft import DraftEngine
 from runtime.engine.target import TargetEngine
-from runtime.heads.engines.base import HeadEngine
+from runtime.models.heads.engines.base import HeadEngine
 
 FAR_S = 1e12
 MAX_PASSES = 200

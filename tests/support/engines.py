@@ -10,19 +10,19 @@ from typing import Any
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import ServingError
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.target import StepRequest
+from orchestrator.core.sampling.grammar import Grammars
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, HiddenStates, StepOptions
-from orchestrator.proposers.none import NoProposer
-from orchestrator.sampling.grammar import Grammars
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.target import StepRequest
+from orchestrator.drafting.none import NoProposer
 from runtime.engine.calls import Engine, EngineCall
 from runtime.engine.paged import PagedModel
 from runtime.engine.target import TargetEngine
 from runtime.engine.target_thread import TargetThread
 from runtime.engine.thread import EngineThread
-from runtime.model.load import load_model
+from runtime.models.load import load_model
 from tests.support.decode import decode
 
 LIMIT_S = 60.0

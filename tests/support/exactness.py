@@ -1,7 +1,7 @@
 """Checks that a text is the target's own: compares its tokens with stock transformers, and measures differences.
 
 docs/protocol.md, Equality. At temperature 0 the oracle is `generate` of transformers; above, it is the keyed
-noise added to the stock model's log p (orchestrator/sampling/distribution.py), position by position.
+noise added to the stock model's log p (orchestrator/core/sampling/distribution.py), position by position.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from auditor.settings import inputs_of
 from benchmarks.stock_model import StockModel
 from benchmarks.traffic import Prompt
 from orchestrator.core.noise import gumbel
+from orchestrator.core.sampling.distribution import log_p, sample
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.sampling.distribution import log_p, sample
 from tests.support.client_pool import Answer, ClientPool, ask
 
 NEAR_TIE = 1e-4
@@ -107,7 +107,7 @@ class Oracle:
     def target_tokens(self, text: str, tokens: Sequence[int], sampling: Sampling) -> list[int]:
         """Return the token that the reference picks at each position of `tokens`, given those before it.
 
-        Invariant: equals `tokens` if and only if `orchestrator.sampling.reference.generate` generates them.
+        Invariant: equals `tokens` if and only if `orchestrator.core.sampling.reference.generate` generates them.
         """
         prompt = self.encode(text)
         output = self._stock.model(torch.tensor([[*prompt, *tokens]]), use_cache=False)

@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.context import Context
+from orchestrator.core.deployment.config import ServingConfig
 from orchestrator.core.drafting import Limits
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import NO_HEAD_INPUT, DraftResponse, HeadInput, StepOptions
-from orchestrator.deployment.config import ServingConfig
-from orchestrator.proposers.dependencies import ProposerDependencies
-from orchestrator.proposers.memory import Memory
-from orchestrator.proposers.registry import select_method
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.target import StepRequest
+from orchestrator.drafting.dependencies import ProposerDependencies
+from orchestrator.drafting.memory import Memory
+from orchestrator.drafting.registry import select_method
 from runtime.trtllm.client import TrtllmClient
 from runtime.trtllm.executor.build_executor import build_target
 from tests.support.tiny_models import VOCAB_SIZE

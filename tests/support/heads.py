@@ -10,16 +10,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from native.compiling import Unbuilt
 from orchestrator.core.context import Context
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.drafter import DraftRequest
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import DraftResponse, HeadInput
-from orchestrator.native.compiling import Unbuilt
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.drafter import DraftRequest
-from runtime.heads.checkpoint.load import load_head
-from runtime.native.head_weights import unsupported_head
-from runtime.native.heads import NativeHead
+from runtime.models.heads.checkpoint.load import load_head
+from runtime.models.native.head_weights import unsupported_head
+from runtime.models.native.heads import NativeHead
 from tests.support import published_heads
 from tests.support.engines import advance
 from tests.support.tiny_models import TINY, VOCAB_SIZE, make_tiny_target

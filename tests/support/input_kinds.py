@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, get_args, get_origin
 
-from orchestrator.requests.inputs import INPUTS
+from orchestrator.server.inputs import INPUTS
 
 KINDS = {str: "text", int: "int", float: "float", bool: "bool", Any: "any"}
 #: Inputs that are UINT64 tensors.

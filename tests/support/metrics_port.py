@@ -17,7 +17,7 @@ class MetricsPort:
         self.fails = False
 
     def family(self, name: str, kind: str, description: str) -> Any:
-        """Return a family of series; replaces `orchestrator.triton.pb.metric_family`."""
+        """Return a family of series; replaces `orchestrator.server.pb.metric_family`."""
         assert kind in ("counter", "gauge") and description
         port = self
 

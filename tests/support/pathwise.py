@@ -18,13 +18,13 @@ from orchestrator.core.arrays import FloatArray
 from orchestrator.core.context import Context
 from orchestrator.core.noise import gumbel
 from orchestrator.core.proposal import Budget, Proposer
+from orchestrator.core.sampling.accept import AcceptedPath, accept_coupled
+from orchestrator.core.sampling.distribution import sample
+from orchestrator.core.sampling.reference import generate
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance
-from orchestrator.proposers.prompt_lookup import PromptLookup, PromptLookupConfig
-from orchestrator.sampling.accept import AcceptedPath, accept_coupled
-from orchestrator.sampling.distribution import sample
-from orchestrator.sampling.reference import generate
+from orchestrator.drafting.prompt_lookup import PromptLookup, PromptLookupConfig
 from runtime.engine.verify import VerifyInput, VerifyResult, verify
 from tests.support.decode import dependencies
 from tests.support.table_target import TableTarget

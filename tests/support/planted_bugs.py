@@ -17,12 +17,12 @@ from orchestrator.core.noise import Stream
 from orchestrator.core.sampling_params import Rule
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution, DraftResponse
-from orchestrator.generation.text import StopFilter
+from orchestrator.server.text import StopFilter
 from runtime.engine import draft, target, verify
-from runtime.heads.engines import levels
-from runtime.kv.cache import KVCache
-from runtime.sampling import accept, distribution, noise, served
-from runtime.sampling.logits_processors import TokenCounts
+from runtime.engine.kv.cache import KVCache
+from runtime.engine.sampling import accept, distribution, noise, served
+from runtime.engine.sampling.logits_processors import TokenCounts
+from runtime.models.heads.engines import levels
 
 Patch = pytest.MonkeyPatch
 

@@ -9,14 +9,14 @@ import numpy as np
 
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.sampling.accept import accept_coupled
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.types import Acceptance, PassLoad
-from orchestrator.proposers.adaptive import Adaptive
-from orchestrator.proposers.draft_costs import DraftCosts
-from orchestrator.proposers.estimates import AcceptanceEstimates
-from orchestrator.proposers.registry import select_method
-from orchestrator.sampling.accept import accept_coupled
+from orchestrator.drafting.adaptive import Adaptive
+from orchestrator.drafting.draft_costs import DraftCosts
+from orchestrator.drafting.estimates import AcceptanceEstimates
+from orchestrator.drafting.registry import select_method
 from tests.support.cost_models import cost_model_of
 from tests.support.decode import dependencies
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from orchestrator.core.deployment.config import ServingConfig
 from orchestrator.core.errors import RequestError
-from orchestrator.deployment.config import ServingConfig
-from orchestrator.requests.generation_request import GenerationRequest
-from orchestrator.requests.inputs import read
-from orchestrator.requests.request_builder import RequestBuilder
+from orchestrator.server.generation_request import GenerationRequest
+from orchestrator.server.inputs import read
+from orchestrator.server.request_builder import RequestBuilder
 
 CONTEXT = 32
 EOS = 0

@@ -23,12 +23,12 @@ from orchestrator.core.noise import Stream
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution
-from runtime.heads.modules.redrafter import RedrafterHead
-from runtime.native.draft_calls import NativeDraft
-from runtime.native.heads import NativeHead
-from runtime.sampling.accept import AcceptInput
-from runtime.sampling.noise import gumbel, seed_words
-from runtime.sampling.served import decide
+from runtime.engine.sampling.accept import AcceptInput
+from runtime.engine.sampling.noise import gumbel, seed_words
+from runtime.engine.sampling.served import decide
+from runtime.models.heads.modules.redrafter import RedrafterHead
+from runtime.models.native.draft_calls import NativeDraft
+from runtime.models.native.heads import NativeHead
 
 CHUNK = 25_000
 START = 7  # tokens before the first one sampled

@@ -10,22 +10,22 @@ from typing import Any, Generic
 
 from auditor.requests import Answer, Options, to_values
 from orchestrator.core.context import Context
+from orchestrator.core.deployment.checkpoint import read_checkpoint
+from orchestrator.core.deployment.config import ServingConfig
 from orchestrator.core.errors import ServingError
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.drafter import DraftRequest
 from orchestrator.core.proposal import Budget
+from orchestrator.core.sampling.grammar import Grammars
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import NO_HEAD_INPUT, DraftResponse, HeadInput
-from orchestrator.deployment.checkpoint import read_checkpoint
-from orchestrator.deployment.config import ServingConfig
-from orchestrator.generation import loop
-from orchestrator.generation.responses import Responses
-from orchestrator.proposers.dependencies import ProposerDependencies
-from orchestrator.proposers.memory import Memory
-from orchestrator.requests.generation_request import GenerationRequest
-from orchestrator.requests.inputs import read
-from orchestrator.requests.request_builder import RequestBuilder
-from orchestrator.sampling.grammar import Grammars
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.drafter import DraftRequest
+from orchestrator.drafting.dependencies import ProposerDependencies
+from orchestrator.drafting.memory import Memory
+from orchestrator.server import loop
+from orchestrator.server.generation_request import GenerationRequest
+from orchestrator.server.inputs import read
+from orchestrator.server.request_builder import RequestBuilder
+from orchestrator.server.responses import Responses
 from runtime.engine.calls import Engine, EngineCall, Reply, Request
 from runtime.engine.draft import DraftEngine
 from runtime.engine.target import TargetEngine
@@ -55,7 +55,7 @@ class Inline(Generic[Request]):
 
 
 class EngineClient:
-    """Implements `orchestrator.proposers.dependencies.DrafterClient` over a draft engine in this process."""
+    """Implements `orchestrator.drafting.dependencies.DrafterClient` over a draft engine in this process."""
 
     has_given_up = False
     use = None
@@ -101,7 +101,7 @@ class InProcessSystem:
         self._sequence_ids = itertools.count(1)
 
     def ask(self, prompt: str, options: Options) -> Answer:
-        """Serve one request, as orchestrator/triton/generation_handler.py does."""
+        """Serve one request, as orchestrator/server/generation_handler.py does."""
         sent: list[dict[str, Any]] = []
         try:
             job = self._builder.build(read({}, json.dumps({"text_input": prompt, **options})))

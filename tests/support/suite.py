@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from auditor.settings import SETTINGS
 from benchmarks.traffic import Prompt
-from orchestrator.deployment.config import ServingConfig
+from orchestrator.core.deployment.config import ServingConfig
 from tests.support.client_pool import Answer
 from tests.support.exactness import SAMPLINGS, Case, Difference, Judge, Oracle, cases_of, run
 

@@ -10,11 +10,11 @@ import numpy as np
 from orchestrator.core.arrays import FloatArray, IdArray
 from orchestrator.core.context import Context
 from orchestrator.core.noise import Stream, uniform
+from orchestrator.core.sampling.distribution import log_softmax, sample
+from orchestrator.core.sampling.reference import decide, process_tree_logits
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, StepOptions
-from orchestrator.sampling.distribution import log_softmax, sample
-from orchestrator.sampling.reference import decide, process_tree_logits
 
 
 @dataclass

@@ -27,7 +27,7 @@ MODEL = """
 import os, sys, time
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from orchestrator.deployment.config import load_config
+from orchestrator.core.deployment.config import load_config
 
 class TritonPythonModel:
     def initialize(self, args):

@@ -106,14 +106,14 @@ CORRECTIONS = [
     ),
     Correction(
         "7 depth of a request's tree",
-        "orchestrator/deployment/engine_trees.py",
+        "orchestrator/core/deployment/engine_trees.py",
         "is_exact=layers > 0",
         "is_exact=False",
         f"{_SOURCE}test_shallow_tree_of_one_client_ends_no_other_s_text",
     ),
     Correction(
         "7 the library's own tree, at load",
-        "orchestrator/deployment/engine_trees.py",
+        "orchestrator/core/deployment/engine_trees.py",
         "        _check_default_tree(tree_limits(method, max_draft_len, spec), method)\n",
         "",
         f"{_SOURCE}test_engine_s_own_tree_must_fit_it",
@@ -143,7 +143,7 @@ CORRECTIONS = [
     ),
     Correction(
         "8 sampling with Lookahead",
-        "orchestrator/deployment/capabilities.py",
+        "orchestrator/core/deployment/capabilities.py",
         '("temperature", *_EDITS, LOGPROBS), "it is not established for engines',
         '(*_EDITS, LOGPROBS), "it is not established for engines',
         f"{_ENGINE}test_engine_side.py::test_temperature_and_log_probabilities_are_refused",
@@ -294,7 +294,7 @@ CORRECTIONS = [
     ),
     Correction(
         "18 load of an engine that samples",
-        "orchestrator/requests/request_builder.py",
+        "orchestrator/server/request_builder.py",
         ", served.served_temperature",
         "",
         f"{_ENGINE}test_generation_requests.py::test_epsilon_is_the_engine_s_unless_a_request_names_one",

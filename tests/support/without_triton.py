@@ -1,4 +1,4 @@
-"""Imports modules of `orchestrator.triton` without Triton, and removes them again."""
+"""Imports modules of `orchestrator.server` without Triton, and removes them again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 
 PB_UTILS = "triton_python_backend_utils"
-FOLDER = "orchestrator.triton."
+FOLDER = "orchestrator.server."
 
 
 class NoMetrics:

@@ -1,9 +1,9 @@
 """Triton model `draft`: the draft language model, which proposes a chain in a call."""
 
-from orchestrator.deployment.config import ServingConfig
-from orchestrator.triton.clients import caller_beside
-from orchestrator.triton.engine_host import EngineHost, EngineModel, drafter_host
-from orchestrator.wire.drafter import DraftRequest
+from orchestrator.core.deployment.config import ServingConfig
+from orchestrator.core.messages.drafter import DraftRequest
+from orchestrator.server.clients import caller_beside
+from orchestrator.server.engine_host import EngineHost, EngineModel, drafter_host
 from runtime.engine.build_engines import build_draft
 
 

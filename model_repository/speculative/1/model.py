@@ -1,6 +1,6 @@
-"""Triton model `speculative`: the public model that streams; its loop is `orchestrator/generation/loop.py`."""
+"""Triton model `speculative`: the public model that streams; its loop is `orchestrator/server/loop.py`."""
 
-from orchestrator.triton.public_host import PublicHost
+from orchestrator.server.public_host import PublicHost
 
 
 class TritonPythonModel(PublicHost):

@@ -1,6 +1,6 @@
 """Triton model `speculative_unary`: the public model for /infer and unary gRPC, with one response a request."""
 
-from orchestrator.triton.public_host import PublicHost
+from orchestrator.server.public_host import PublicHost
 
 
 class TritonPythonModel(PublicHost):

@@ -3,16 +3,16 @@
 from collections.abc import Collection
 from functools import partial
 
+from orchestrator.core.deployment.config import ServingConfig
+from orchestrator.core.deployment.reload_requests import Commit, Phase, ReloadListener
+from orchestrator.core.messages.target import StepRequest, TakeSteps, pack_answer, unpack_call
 from orchestrator.core.tree import MAX_NODES
-from orchestrator.deployment.config import ServingConfig
-from orchestrator.deployment.reload_requests import Commit, Phase, ReloadListener
-from orchestrator.proposers.sources import RunProposers
-from orchestrator.triton.clients import caller_beside
-from orchestrator.triton.engine_host import EngineHost, EngineModel
-from orchestrator.wire.target import StepRequest, TakeSteps, pack_answer, unpack_call
+from orchestrator.drafting.sources import RunProposers
+from orchestrator.server.clients import caller_beside
+from orchestrator.server.engine_host import EngineHost, EngineModel
 from runtime.engine.build_engines import build_target
+from runtime.engine.local_drafters import load_drafters, reloaded
 from runtime.engine.runs import Runs
-from runtime.local_drafters import load_drafters, reloaded
 
 
 class TritonPythonModel(EngineModel):

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from orchestrator.core.arrays import IdArray
+from orchestrator.core.deployment.engine_trees import lookahead_nodes, sizes_refusal
 from orchestrator.core.errors import EngineError, RequestError
+from orchestrator.core.messages.context import Delta
+from orchestrator.core.messages.drafter import DraftRequest
+from orchestrator.core.messages.target import StepRequest
+from orchestrator.core.messages.tensors import Incoming
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, DraftResponse, EngineSpeculationResult
-from orchestrator.deployment.engine_trees import lookahead_nodes, sizes_refusal
-from orchestrator.wire.context import Delta
-from orchestrator.wire.drafter import DraftRequest
-from orchestrator.wire.target import StepRequest
-from orchestrator.wire.tensors import Incoming
 from runtime.engine.calls import EngineCall, Request
 from runtime.trtllm.adapter import Adapter, EngineRequest
 from runtime.trtllm.backend.tensors import (

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from orchestrator.core.errors import ConfigError
-from orchestrator.deployment.capabilities import eagle_posterior
-from orchestrator.deployment.config import BACKEND_MODELS, ServingConfig
-from orchestrator.deployment.engine_manifest import (
+from orchestrator.core.deployment.capabilities import eagle_posterior
+from orchestrator.core.deployment.config import BACKEND_MODELS, ServingConfig
+from orchestrator.core.deployment.engine_manifest import (
     EXTERNAL,
     Manifest,
     check_engine,
@@ -16,8 +15,9 @@ from orchestrator.deployment.engine_manifest import (
     lookahead_sizes,
     read_manifest,
 )
-from orchestrator.wire.drafter import DraftRequest
-from orchestrator.wire.target import StepRequest
+from orchestrator.core.errors import ConfigError
+from orchestrator.core.messages.drafter import DraftRequest
+from orchestrator.core.messages.target import StepRequest
 from runtime.engine.build_engines import ModelCaller
 from runtime.engine.calls import Request
 from runtime.trtllm.adapter import Adapter

@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from orchestrator.core.arrays import IdArray
 from orchestrator.core.errors import EngineError
+from orchestrator.core.messages.target import StepRequest
+from orchestrator.core.messages.tensors import Incoming, Tensors
 from orchestrator.core.noise import child_seed
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.types import Acceptance, StepOptions
-from orchestrator.wire.target import StepRequest
-from orchestrator.wire.tensors import Incoming, Tensors
 
 #: The outputs to request; the backend requires both.
 OUTPUTS = ("output_ids", "sequence_length")

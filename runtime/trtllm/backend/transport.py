@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
+from orchestrator.core.messages.tensors import Tensors
 from orchestrator.core.worker_pool import WorkerPool
-from orchestrator.wire.tensors import Tensors
 from runtime.engine.build_engines import ModelCall
 from runtime.engine.client_thread import SHUTTING_DOWN
 from runtime.trtllm.backend.tensors import OUTPUTS, stop_tensors

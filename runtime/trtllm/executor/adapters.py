@@ -14,19 +14,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from orchestrator.core.deployment.capabilities import Capabilities
+from orchestrator.core.deployment.engine_manifest import LlmManifest, Manifest
 from orchestrator.core.errors import EngineError, RequestError
+from orchestrator.core.messages.drafter import DraftRequest
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.noise import child_seed
+from orchestrator.core.sampling.distribution import log_p
+from orchestrator.core.sampling.sampled_drafts import MAX_CANDIDATES, draft_distribution
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, DraftResponse, StepOptions
-from orchestrator.deployment.capabilities import Capabilities
-from orchestrator.deployment.engine_manifest import LlmManifest, Manifest
-from orchestrator.sampling.distribution import log_p
-from orchestrator.sampling.sampled_drafts import MAX_CANDIDATES, draft_distribution
-from orchestrator.wire.drafter import DraftRequest
-from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall
-from runtime.sampling import served
+from runtime.engine.sampling import served
 from runtime.trtllm.adapter import Adapter, EngineRequest, generated_tokens
 from runtime.trtllm.executor.sampling import changes_logits, logits_arguments, sampling_config
 

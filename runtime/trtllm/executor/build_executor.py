@@ -6,16 +6,16 @@ import logging
 from pathlib import Path
 
 from orchestrator.core.context import Context
+from orchestrator.core.deployment.capabilities import Capabilities, executor_capabilities
+from orchestrator.core.deployment.config import ServingConfig
+from orchestrator.core.deployment.engine_manifest import Manifest, check_engine, check_role, read_manifest
 from orchestrator.core.errors import ConfigError, ServingError
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.drafter import DraftRequest
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import EngineSpeculation, StepOptions
-from orchestrator.deployment.capabilities import Capabilities, executor_capabilities
-from orchestrator.deployment.config import ServingConfig
-from orchestrator.deployment.engine_manifest import Manifest, check_engine, check_role, read_manifest
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.drafter import DraftRequest
-from orchestrator.wire.target import StepRequest
 from runtime.engine.build_engines import ModelCaller, no_caller
 from runtime.engine.calls import Request, submit_and_wait
 from runtime.trtllm.adapter import Adapter

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from orchestrator.core.deployment.engine_manifest import Manifest, lookahead_sizes
+from orchestrator.core.deployment.engine_trees import lookahead_nodes, sizes_refusal, tree_limits
 from orchestrator.core.errors import RequestError
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.types import Acceptance, EngineSpeculation, EngineSpeculationResult
-from orchestrator.deployment.engine_manifest import Manifest, lookahead_sizes
-from orchestrator.deployment.engine_trees import lookahead_nodes, sizes_refusal, tree_limits
-from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall
 from runtime.trtllm.adapter import EngineRequest, Stream, generated_tokens, streamed_tokens
 from runtime.trtllm.executor.adapters import TargetAdapter, salt_arguments

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from orchestrator.core.deployment.capabilities import eagle_posterior
+from orchestrator.core.deployment.engine_manifest import EXTERNAL, Manifest, lookahead_sizes
+from orchestrator.core.deployment.engine_trees import LOOKAHEAD_REQUESTS, TREES, check_tree, read_tree
 from orchestrator.core.errors import ConfigError, first_line
-from orchestrator.deployment.capabilities import eagle_posterior
-from orchestrator.deployment.engine_manifest import EXTERNAL, Manifest, lookahead_sizes
-from orchestrator.deployment.engine_trees import LOOKAHEAD_REQUESTS, TREES, check_tree, read_tree
 
 #: The releases that have compiled engines and the names used here (`max_tokens`, `seed`, `min_tokens`).
 RELEASES = ("1.0", "1.1", "1.2")

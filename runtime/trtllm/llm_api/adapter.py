@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.core.errors import RequestError
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.types import Acceptance
-from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall
 from runtime.trtllm.adapter import EngineRequest, Stream, streamed_tokens
 from runtime.trtllm.executor.adapters import TargetAdapter

@@ -7,11 +7,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from orchestrator.core.deployment.capabilities import llm_capabilities
+from orchestrator.core.deployment.config import ServingConfig
+from orchestrator.core.deployment.engine_manifest import LlmManifest, read_llm_manifest
 from orchestrator.core.errors import ConfigError, first_line
-from orchestrator.deployment.capabilities import llm_capabilities
-from orchestrator.deployment.config import ServingConfig
-from orchestrator.deployment.engine_manifest import LlmManifest, read_llm_manifest
-from orchestrator.wire.target import StepRequest
+from orchestrator.core.messages.target import StepRequest
 from runtime.engine.build_engines import ModelCaller
 from runtime.trtllm.client import TrtllmClient
 from runtime.trtllm.executor.build_executor import start_target

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import runtime.engine.paged
 from launcher.server import REPOSITORY
-from runtime.kv.sequences import SequenceTable
+from runtime.engine.kv.sequences import SequenceTable
 
 ORDER = Path(os.environ["SCRIPT_FOLDER"]) / "break"
 

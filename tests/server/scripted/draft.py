@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from orchestrator.wire.message import decode, encode
+from orchestrator.core.messages.message import decode, encode
 
 FOLDER = Path(os.environ["SCRIPT_FOLDER"])
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from orchestrator.core.deployment.config import ServingConfig
 from orchestrator.core.errors import EngineError, Unavailable, UnknownSequence
+from orchestrator.core.messages.target import StepRequest, pack_acceptance, unpack_step
+from orchestrator.core.messages.tensors import Tensors
+from orchestrator.core.sampling.accept import accept_coupled
 from orchestrator.core.types import Acceptance
-from orchestrator.deployment.config import ServingConfig
-from orchestrator.sampling.accept import accept_coupled
-from orchestrator.triton.engine_host import EngineHost, EngineModel
-from orchestrator.wire.target import StepRequest, pack_acceptance, unpack_step
-from orchestrator.wire.tensors import Tensors
+from orchestrator.server.engine_host import EngineHost, EngineModel
 
 FOLDER = Path(os.environ["SCRIPT_FOLDER"])
 NUM_TOKENS = 60

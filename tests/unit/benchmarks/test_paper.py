@@ -24,7 +24,7 @@ from clients.generate import Chunk, Generation
 from orchestrator.core.methods import DRAFTERS
 from orchestrator.core.sampling_params import Rule
 from orchestrator.core.static_trees import EAGLE_LEAVES, tree_of_choices
-from orchestrator.proposers.registry import select_method
+from orchestrator.drafting.registry import select_method
 
 # Prompts
 

@@ -18,7 +18,7 @@ from build.errors import BuildError, run_command
 from build.ngrams import Limits, count_tables, files_text, publish
 from build.sizes import CEILINGS_MIB, MIB
 from build.tokenizer import load_tokenizer
-from orchestrator.proposers.tables import FILE, MAX_ORDER, VocabularyFingerprint, load_tables
+from orchestrator.drafting.tables import FILE, MAX_ORDER, VocabularyFingerprint, load_tables
 from tests.support.tiny_models import write_byte_tokenizer
 
 MODELS = Path(ngrams.MODELS)

@@ -16,7 +16,7 @@ from build.trtllm.plan import make_plan
 from build.trtllm.record import folder_hash
 from build.trtllm.render import plan_json
 from build.trtllm.spec import EngineSpec, load_spec
-from orchestrator.deployment.engine_manifest import check_engine, read_manifest
+from orchestrator.core.deployment.engine_manifest import check_engine, read_manifest
 from tests.unit.build.test_trtllm_plan import CHECKPOINTS, DATA, DRAFT, LLAMA_8B
 from tests.unit.build.test_trtllm_rules import refusal
 

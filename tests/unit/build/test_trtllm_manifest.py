@@ -5,7 +5,7 @@ import json
 import pytest
 
 from build.trtllm.record import write_manifest
-from orchestrator.deployment.engine_manifest import Manifest, check_engine, read_manifest
+from orchestrator.core.deployment.engine_manifest import Manifest, check_engine, read_manifest
 from tests.unit.build.test_trtllm_rules import refusal
 
 TARGET = Manifest(

@@ -16,9 +16,9 @@ from build.trtllm.plan import make_plan
 from build.trtllm.render import plan_json, plan_text
 from build.trtllm.shapes import eagle_parameters, model_parameters, read_shape
 from build.trtllm.spec import EngineSpec, load_spec
+from orchestrator.core.deployment.engine_trees import lookahead_nodes
 from orchestrator.core.errors import ConfigError
 from orchestrator.core.methods import PROPOSED
-from orchestrator.deployment.engine_trees import lookahead_nodes
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "trtllm"
 CHECKPOINTS = DATA / "checkpoints"

@@ -10,8 +10,8 @@ from tritonclient.grpc import model_config_pb2
 
 from build.trtllm.backend_tensors import inputs, outputs
 from build.trtllm.repository import main, write_repository
+from orchestrator.core.deployment.config import BACKEND_MODELS
 from orchestrator.core.errors import ConfigError
-from orchestrator.deployment.config import BACKEND_MODELS
 from runtime.trtllm.executor.library import WORKER
 from tests.unit.build.test_trtllm_plan import DATA, DRAFT, EAGLE, LLAMA_8B, MEDUSA, REDRAFTER, planned
 

@@ -13,7 +13,7 @@ from gateway.settings import Settings as GatewaySettings
 from launcher.server import _EXIT_LIMIT_S
 from launcher.settings import Ports, Settings
 from launcher.triton_process import _KILL_AFTER_S
-from orchestrator.deployment.config import ServingConfig
+from orchestrator.core.deployment.config import ServingConfig
 from tests.unit.deploy.manifests import ROOT
 
 DOCKER = ROOT / "docker"

@@ -20,7 +20,7 @@ from launcher.drain import main as drain
 from launcher.server import _EXIT_LIMIT_S
 from launcher.settings import Ports, Settings
 from launcher.triton_process import _KILL_AFTER_S
-from orchestrator.deployment.config import ServingConfig, load_config
+from orchestrator.core.deployment.config import ServingConfig, load_config
 from tests.support.without_triton import imported
 from tests.unit.deploy.manifests import (
     CUSTOM,

@@ -82,7 +82,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[W
 
 BEATING = """
 import pathlib, sys, time
-from orchestrator.deployment.heartbeat import Heartbeat
+from orchestrator.core.deployment.heartbeat import Heartbeat
 heartbeat = Heartbeat(pathlib.Path(sys.argv[1]))
 while True:
     heartbeat.beat()

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.health import HealthServer
 from launcher.settings import free_ports
-from orchestrator.deployment.drain_state import Drain
+from orchestrator.core.deployment.drain_state import Drain
 
 LIMIT_S = 20
 

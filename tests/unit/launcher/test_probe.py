@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from launcher import probe
 from launcher.probe import Probe
-from orchestrator.deployment.config import ServingConfig
+from orchestrator.core.deployment.config import ServingConfig
 from tests.support.hanging import WAIT_S
 
 

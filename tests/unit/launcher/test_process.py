@@ -14,7 +14,7 @@ import pytest
 
 from launcher import log, process, workfolder
 from launcher.workfolder import WorkFolder
-from orchestrator.deployment.stubs import is_alive
+from orchestrator.core.deployment.stubs import is_alive
 
 LOADING_FAILED = r"""E1121 05:31:31.290172 4102 server.cc:241] "CudaDriverHelper has not been initialized."
 E1121 05:31:31.6 4102 backend_model.cc:692] "ERROR: Failed to create instance: ValueError: bad 3\n\nAt:\n  /m.py\n"

@@ -21,8 +21,8 @@ from launcher.drain import LauncherClient
 from launcher.log import Follower
 from launcher.settings import Ports, Settings, free_ports
 from launcher.triton import Triton, find_triton
+from orchestrator.core.deployment.config import CALL_THREADS, ENGINE_KEY, STATE_FOLDER, ServingConfig
 from orchestrator.core.errors import ConfigError, ServingError
-from orchestrator.deployment.config import CALL_THREADS, ENGINE_KEY, STATE_FOLDER, ServingConfig
 
 
 def test_free_ports_differ_and_are_free():

@@ -11,8 +11,8 @@ import pytest
 
 from launcher.reloader import changed_keys, stamps_of
 from launcher.wear import WORN_DEATHS
-from orchestrator.deployment.config import load_config
-from orchestrator.deployment.reload_requests import live_keys
+from orchestrator.core.deployment.config import load_config
+from orchestrator.core.deployment.reload_requests import live_keys
 from tests import soak_under_faults
 from tests.soak_under_faults import (
     GATEWAY,

@@ -16,8 +16,8 @@ from launcher import watch as module
 from launcher.admin import AdminError, NoAnswer
 from launcher.triton_process import StartError
 from launcher.watch import Watch, reload_limit_s
-from orchestrator.deployment.heartbeat import Heartbeat
-from orchestrator.deployment.stubs import is_alive
+from orchestrator.core.deployment.heartbeat import Heartbeat
+from orchestrator.core.deployment.stubs import is_alive
 from tests.support.hanging import until
 from tests.unit.launcher.conftest import BEATING
 

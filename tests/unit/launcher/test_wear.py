@@ -11,9 +11,9 @@ import pytest
 from launcher import wear as module
 from launcher.triton_process import StartError
 from launcher.wear import IDLE_POLLS, MAX_DEATHS, WORN_DEATHS, Wear
-from orchestrator.deployment.drain_state import Drain
-from orchestrator.triton.running_slots import SharedRunningSlots
-from orchestrator.triton.tenants import Taking
+from orchestrator.core.deployment.drain_state import Drain
+from orchestrator.server.running_slots import SharedRunningSlots
+from orchestrator.server.tenants import Taking
 from tests.support.hanging import until
 
 

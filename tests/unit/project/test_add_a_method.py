@@ -15,14 +15,14 @@ ROOT = Path(__file__).resolve().parents[3]
 SERVE = """
 import json
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.deployment.checkpoint import read_checkpoint
-from orchestrator.deployment.config import ServingConfig, load_config
-from orchestrator.generation.loop import StepByStep, generate
-from orchestrator.proposers.dependencies import ProposerDependencies
-from orchestrator.requests.request_builder import RequestBuilder
-from orchestrator.requests.inputs import read
-from orchestrator.sampling import reference
-from orchestrator.sampling.grammar import Grammars
+from orchestrator.core.deployment.checkpoint import read_checkpoint
+from orchestrator.core.deployment.config import ServingConfig, load_config
+from orchestrator.server.loop import StepByStep, generate
+from orchestrator.drafting.dependencies import ProposerDependencies
+from orchestrator.server.request_builder import RequestBuilder
+from orchestrator.server.inputs import read
+from orchestrator.core.sampling import reference
+from orchestrator.core.sampling.grammar import Grammars
 from tests.support.table_target import TableTarget
 
 config = load_config("serving.toml", {"SERVING_DEFAULT_SPECULATION": "echo"})
@@ -49,7 +49,7 @@ def test_a_newcomer_adds_a_method_in_two_places(tmp_path: Path) -> None:
     section = (ROOT / "docs/architecture.md").read_text().split("## Add a method", 1)[1].split("\n## ", 1)[0]
     proposer, declaration = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     shutil.copytree(ROOT / "orchestrator", tmp_path / "orchestrator", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "orchestrator/proposers/echo.py").write_text(proposer)
+    (tmp_path / "orchestrator/drafting/echo.py").write_text(proposer)
     table = tmp_path / "orchestrator/core/methods.py"
     head, tail = table.read_text().split("\n)\n\nMETHODS", 1)
     table.write_text(f"{head}\n{declaration})\n\nMETHODS{tail}")

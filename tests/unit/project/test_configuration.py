@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from orchestrator.deployment.config import ServingConfig
-from orchestrator.deployment.reload_requests import live_keys
+from orchestrator.core.deployment.config import ServingConfig
+from orchestrator.core.deployment.reload_requests import live_keys
 from tools.configuration import PAGE, Key, declared_keys, linked, page_of, read_keys
 
 pytestmark = pytest.mark.unit

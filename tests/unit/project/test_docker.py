@@ -17,8 +17,8 @@ import pytest
 from build.trtllm.versions import find_release
 from gateway.settings import read_settings
 from launcher.settings import Ports, Settings
-from orchestrator.deployment.config import load_config
-from orchestrator.native.compiling import LEVELS, LEVELS_VARIABLE
+from native.compiling import LEVELS, LEVELS_VARIABLE
+from orchestrator.core.deployment.config import load_config
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
-from orchestrator.deployment.config import ServingConfig
+from orchestrator.core.deployment.config import ServingConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 SHELLS = ("bash", "sh", "shell", "console")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.deployment.config import ServingConfig
+from orchestrator.core.deployment.config import ServingConfig
 from tests.support.series import (
     BOARD,
     MONITORING,

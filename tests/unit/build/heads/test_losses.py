@@ -16,9 +16,9 @@ from build.heads.make import make_heads
 from build.heads.settings import KINDS, Part
 from build.heads.target import Batch, FrozenTarget
 from build.heads.teacher_forcing import RootRows, all_rows, draft_logits, sampled_rows
-from runtime.heads.modules.eagle import Eagle3Head, EagleHead
-from runtime.heads.modules.medusa import MedusaHeads
-from runtime.heads.modules.redrafter import RedrafterHead
+from runtime.models.heads.modules.eagle import Eagle3Head, EagleHead
+from runtime.models.heads.modules.medusa import MedusaHeads
+from runtime.models.heads.modules.redrafter import RedrafterHead
 from tests.support.heads_training import CPU, SIZES, STREAM, TINY
 
 

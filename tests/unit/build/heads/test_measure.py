@@ -15,8 +15,8 @@ from build.heads.measure import Recorded, acceptance_length, accuracies, best_tr
 from build.heads.sharpness import TRIED, argmax_sharpness, measure_draft_model, sampled_sharpness
 from build.heads.target import FrozenTarget
 from build.heads.teacher_forcing import all_rows, draft_logits
-from runtime.heads.modules.eagle import Eagle3Head
-from runtime.heads.sharpness import LEAST
+from runtime.models.heads.modules.eagle import Eagle3Head
+from runtime.models.heads.sharpness import LEAST
 from tests.support.heads_training import CPU, SIZES, STREAM, TINY
 from tests.support.tiny_models import VOCAB_SIZE
 

@@ -21,12 +21,12 @@ from build.heads.target import FrozenTarget
 from build.heads.teacher_forcing import all_rows, draft_logits
 from build.sizes import folder_sizes
 from build.workspace import MODELS
+from orchestrator.core.deployment.config import ServingConfig
 from orchestrator.core.errors import ConfigError
-from orchestrator.deployment.config import ServingConfig
 from runtime.engine.torch_engine import load_draft
-from runtime.heads.checkpoint.load import load_head
-from runtime.heads.modules.eagle import EagleHead
-from runtime.heads.sharpness import LEAST, Sharpness
+from runtime.models.heads.checkpoint.load import load_head
+from runtime.models.heads.modules.eagle import EagleHead
+from runtime.models.heads.sharpness import LEAST, Sharpness
 from tests.support.heads_training import CPU, STREAM, command, write_corpus
 from tests.support.tiny_models import make_tiny_target
 

@@ -13,7 +13,7 @@ from build.errors import BuildError
 from build.heads.settings import ABLATED
 from build.heads.target import FrozenTarget, load_target
 from build.heads.train import begin_run
-from runtime.model.features import layers_of
+from runtime.models.features import layers_of
 from tests.support.heads_training import STREAM, TINY
 from tests.support.tiny_models import make_tiny_target
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from orchestrator.core.derived import derived_once
-from orchestrator.proposers.candidates import likeliest_followers
-from orchestrator.proposers.corpus import native_corpus
-from orchestrator.proposers.native_growth import _native
-from tests.unit.orchestrator.proposers.test_native_growth import corpus_of, tables_of, text_of
+from orchestrator.drafting.candidates import likeliest_followers
+from orchestrator.drafting.corpus import native_corpus
+from orchestrator.drafting.native_growth import _native
+from tests.unit.orchestrator.drafting.test_native_growth import corpus_of, tables_of, text_of
 
 
 class Source:

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 from orchestrator.core.context import Context
+from orchestrator.core.deployment.config import ServingConfig
 from orchestrator.core.methods import DRAFTERS
 from orchestrator.core.sampling_params import LogitsOptions, Rule, Sampling
 from orchestrator.core.static_trees import tree_of_choices
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, HeadInput, HiddenStates, StepOptions
-from orchestrator.deployment.config import ServingConfig
 from runtime.engine import torch_engine
 from runtime.engine.build_engines import no_caller
+from runtime.engine.kv import batch
 from runtime.engine.target import TargetEngine
-from runtime.heads.build_heads import load_engine
-from runtime.kv import batch
-from runtime.model import causal_lm
+from runtime.models import causal_lm
+from runtime.models.heads.build_heads import load_engine
 from tests.support.cuda_standin import cuda_standin
 from tests.support.device_tensors import Traffic
 from tests.support.engine_runs import Texts, branching, drafts_of

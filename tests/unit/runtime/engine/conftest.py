@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.stock_model import StockModel
-from orchestrator.native.compiling import Unbuilt
-from runtime.native import library
+from native import library
+from native.compiling import Unbuilt
 from tests.support.tiny_models import make_tiny_target
 
 

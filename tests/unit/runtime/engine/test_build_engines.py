@@ -9,14 +9,14 @@ from typing import get_args
 
 import pytest
 
-from orchestrator.deployment.config import Engine, ServingConfig
+from orchestrator.core.deployment.config import Engine, ServingConfig
 from runtime.engine.build_engines import BUILDERS
 from runtime.engine.torch_engine import build_target, load_draft
 from tests.support.tiny_models import make_tiny_target
 
 PROGRAM = """
 import sys
-from orchestrator.deployment.config import ServingConfig
+from orchestrator.core.deployment.config import ServingConfig
 from runtime.engine.build_engines import build_draft, build_target
 config = ServingConfig(target=sys.argv[1], draft=sys.argv[1], kv_memory_mb=4)
 for build in (build_target, build_draft):

@@ -12,36 +12,36 @@ from typing import Any
 
 import pytest
 
+from native import library
+from native.compiling import Unbuilt
 from orchestrator.core.context import Context
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.drafter import DrafterUse, DraftRequest
+from orchestrator.core.messages.run import RunOptions
 from orchestrator.core.methods import METHODS as METHODS_BY_NAME
 from orchestrator.core.proposal import NativeDrafts, Proposer, Step
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.types import HiddenStates, StepOptions
-from orchestrator.generation.text import FinishReason, StopRule
-from orchestrator.native.compiling import Unbuilt
-from orchestrator.proposers.drafter_clients import LocalDrafterClient
-from orchestrator.proposers.registry import select_method
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.drafter import DrafterUse, DraftRequest
-from orchestrator.wire.run import RunOptions
+from orchestrator.drafting.drafter_clients import LocalDrafterClient
+from orchestrator.drafting.registry import select_method
+from orchestrator.server.text import FinishReason, StopRule
 from runtime.engine import runs
 from runtime.engine.draft import DraftEngine
 from runtime.engine.local_drafter import LocalDrafter
 from runtime.engine.target import TargetEngine
-from runtime.heads.engines.base import HeadEngine
-from runtime.heads.engines.eagle import EagleEngine
-from runtime.heads.engines.medusa import MedusaEngine
-from runtime.heads.engines.redrafter import RedrafterEngine
-from runtime.heads.sharpness import Sharpness
-from runtime.native import library
-from runtime.native.decoding import Decoding
+from runtime.models.heads.engines.base import HeadEngine
+from runtime.models.heads.engines.eagle import EagleEngine
+from runtime.models.heads.engines.medusa import MedusaEngine
+from runtime.models.heads.engines.redrafter import RedrafterEngine
+from runtime.models.heads.sharpness import Sharpness
+from runtime.models.native.decoding import Decoding
 from tests.support import decode as support
 from tests.support import published_heads
 from tests.support.clients import until
 from tests.support.engines import LIMIT_S, make_paged
 from tests.support.heads import NUM_LAYERS, load, native_or_skip
 from tests.support.tiny_models import TINY, VOCAB_SIZE, make_tiny_target
-from tests.unit.orchestrator.proposers.test_native_methods import prediction_of
+from tests.unit.orchestrator.drafting.test_native_methods import prediction_of
 from tests.unit.runtime.engine import test_runs
 from tests.unit.runtime.engine.test_runs import LIMITS, MAX_TOKENS, Served
 from tests.unit.runtime.engine.test_runs import both as run_and_loop

@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
+from native.drafts import native_suffix
+from native.drafts_library import SuffixOptions
 from orchestrator.core.context import Context
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.proposal import NativeDrafts, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
-from orchestrator.native.drafts import native_suffix
-from orchestrator.native.drafts_library import SuffixOptions
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import BurstRequest, EngineCall
+from runtime.engine.kv.groups import STEP_TOKENS
 from runtime.engine.passes import Passes
 from runtime.engine.target import StepCall, TargetEngine
-from runtime.kv.groups import STEP_TOKENS
-from runtime.native.decoding import Continuation
+from runtime.models.native.decoding import Continuation
 from tests.support.engines import LIMIT_S, make_paged
 from tests.unit.runtime.engine.test_runs import PROMPT
 

@@ -15,15 +15,15 @@ import torch
 from benchmarks.stock_model import StockModel
 from orchestrator.core.context import Context
 from orchestrator.core.errors import UnknownSequence
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.drafter import DraftRequest
 from orchestrator.core.noise import Stream, gumbel
+from orchestrator.core.sampling import reference
+from orchestrator.core.sampling.distribution import log_p
+from orchestrator.core.sampling.logits_processors import process_logits
+from orchestrator.core.sampling.sampled_drafts import MAX_CANDIDATES, check_q
 from orchestrator.core.sampling_params import LogitsOptions, Rule, Sampling
 from orchestrator.core.types import DraftResponse
-from orchestrator.sampling import reference
-from orchestrator.sampling.distribution import log_p
-from orchestrator.sampling.logits_processors import process_logits
-from orchestrator.sampling.sampled_drafts import MAX_CANDIDATES, check_q
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.draft import DraftEngine
 from runtime.engine.paged import PagedModel
 from runtime.engine.thread import EngineThread
@@ -245,7 +245,7 @@ def test_drafts_that_raise_do_not_affect_other_calls(
     bench: Bench, plain: StockModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failure *after* the forward pass: the others must be drafted from the start again, at once."""
-    from runtime.sampling import served as runtime_sampling
+    from runtime.engine.sampling import served as runtime_sampling
 
     target_tokens = runtime_sampling.target_tokens
 

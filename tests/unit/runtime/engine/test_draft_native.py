@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from orchestrator.core.context import Context
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.drafter import DraftRequest
 from orchestrator.core.sampling_params import LogitsOptions, Rule, Sampling
 from orchestrator.core.types import HeadInput
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.drafter import DraftRequest
 from runtime.engine.draft import DraftEngine
 from runtime.engine.paged import PagedModel
-from runtime.heads.sharpness import Sharpness
-from runtime.model.load import load_model
-from runtime.native.model import NativeModel
+from runtime.models.heads.sharpness import Sharpness
+from runtime.models.load import load_model
+from runtime.models.native.model import NativeModel
 from tests.support.engines import advance
 from tests.support.tiny_models import VOCAB_SIZE
 

@@ -21,29 +21,29 @@ from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.elementary import exp
 from orchestrator.core.errors import EngineError
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.drafter import DraftRequest
+from orchestrator.core.sampling import reference
+from orchestrator.core.sampling.accept import KeyedNoise, accept_rejection
+from orchestrator.core.sampling.logits_processors import process_logits
+from orchestrator.core.sampling.reference import dense_q
+from orchestrator.core.sampling.sampled_drafts import check_q
 from orchestrator.core.sampling_params import LogitsOptions, Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, DraftResponse, HeadInput
-from orchestrator.proposers.drafter_clients import LocalDrafterClient
-from orchestrator.proposers.drafters import DraftModel
-from orchestrator.proposers.registry import select_method
-from orchestrator.sampling import reference
-from orchestrator.sampling.accept import KeyedNoise, accept_rejection
-from orchestrator.sampling.logits_processors import process_logits
-from orchestrator.sampling.reference import dense_q
-from orchestrator.sampling.sampled_drafts import check_q
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.drafter import DraftRequest
+from orchestrator.drafting.drafter_clients import LocalDrafterClient
+from orchestrator.drafting.drafters import DraftModel
+from orchestrator.drafting.registry import select_method
 from runtime.engine.calls import EngineCall
 from runtime.engine.draft import DraftEngine
 from runtime.engine.local_drafter import LocalDrafter
 from runtime.engine.paged import PagedModel
+from runtime.engine.sampling.drafts import candidates
 from runtime.engine.thread import EngineThread
-from runtime.heads.engines.ranking import rank
-from runtime.heads.engines.sampled import sampled_children
-from runtime.heads.engines.trees import DynamicTree
-from runtime.heads.sharpness import Sharpness
-from runtime.sampling.drafts import candidates
+from runtime.models.heads.engines.ranking import rank
+from runtime.models.heads.engines.sampled import sampled_children
+from runtime.models.heads.engines.trees import DynamicTree
+from runtime.models.heads.sharpness import Sharpness
 from tests.support.decode import decode, dependencies
 from tests.support.engines import EngineTarget, advance, ask, make_paged, start_target
 from tests.support.tiny_models import VOCAB_SIZE, make_like, make_tiny_target

@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 
 from orchestrator.core.cost_model import CostModel
+from orchestrator.core.messages.run import RunOptions
 from orchestrator.core.proposal import NativeDrafts, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.tree import MAX_NODES
 from orchestrator.core.types import StepOptions
-from orchestrator.generation.text import FinishReason, StopRule
-from orchestrator.proposers import native_methods
-from orchestrator.proposers.estimates import AcceptanceEstimates
-from orchestrator.proposers.registry import select_method
-from orchestrator.wire.run import RunOptions
+from orchestrator.drafting import native_methods
+from orchestrator.drafting.estimates import AcceptanceEstimates
+from orchestrator.drafting.registry import select_method
+from orchestrator.server.text import FinishReason, StopRule
 from runtime.engine import runs
 from tests.support import decode as support
 from tests.support.cost_models import cost_model_of
 from tests.support.tiny_models import VOCAB_SIZE
-from tests.unit.orchestrator.proposers.test_native_methods import prediction_of
+from tests.unit.orchestrator.drafting.test_native_methods import prediction_of
 from tests.unit.runtime.engine.test_runs import LIMITS, MAX_TOKENS, Served, both, run_of
 
 #: The name that the trace has of the sources of drafts, by the method and its parameters.
@@ -156,7 +156,7 @@ def test_where_a_pass_has_no_room_for_whole_drafts_steps_run_one_by_one(
 ) -> None:
     """`auto` sizes its trees itself, and may be cut; the drafts of other methods are the same under any load."""
     for method, max_rows, is_burst in (("suffix", 33, True), ("suffix", 32, False), ("auto", 8, True)):
-        monkeypatch.setattr("runtime.native.decoding.MAX_PASS_ROWS", max_rows)
+        monkeypatch.setattr("runtime.models.native.decoding.MAX_PASS_ROWS", max_rows)
         drafted.burst_tokens.clear()
         drafted.tell(folder, 300, method, Sampling(), StopRule(MAX_TOKENS))
         assert bool(drafted.burst_tokens) == is_burst

@@ -13,16 +13,16 @@ import torch
 from benchmarks.stock_model import StockModel
 from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, RequestError, UnknownSequence
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.target import StepRequest
+from orchestrator.core.sampling import reference
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import HiddenStates, StepOptions
-from orchestrator.sampling import reference
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.target import StepRequest
 from runtime.engine.calls import EngineCall
+from runtime.engine.kv.batch import Segment
 from runtime.engine.paged import PagedModel
 from runtime.engine.thread import EngineThread
-from runtime.kv.batch import Segment
 from tests.support.engines import LIMIT_S, EngineTarget, ask, make_paged, node_paths, start_target, submit
 from tests.support.tiny_models import VOCAB_SIZE
 

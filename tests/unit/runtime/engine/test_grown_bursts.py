@@ -11,10 +11,10 @@ import pytest
 from orchestrator.core.context import Context
 from orchestrator.core.cost_model import Curve, SharedCosts
 from orchestrator.core.proposal import Budget, NativeDrafts
-from orchestrator.proposers.estimates import AcceptanceEstimates
-from orchestrator.proposers.growth import Growth
-from orchestrator.proposers.joint_growth import grow_jointly, joint_costs
-from orchestrator.proposers.native_growth import SOURCES, NativeGrowth, sources_of
+from orchestrator.drafting.estimates import AcceptanceEstimates
+from orchestrator.drafting.growth import Growth
+from orchestrator.drafting.joint_growth import grow_jointly, joint_costs
+from orchestrator.drafting.native_growth import SOURCES, NativeGrowth, sources_of
 from runtime.engine.target import TargetEngine
 from tests.support.decode import dependencies
 from tests.support.engines import make_paged

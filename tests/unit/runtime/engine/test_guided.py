@@ -18,18 +18,18 @@ from orchestrator.core.arrays import BoolArray, IdArray
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import EngineError, RequestError, ServingError, Unavailable, UnknownSequence
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.run import RunOptions, TakeSteps
+from orchestrator.core.messages.target import StepRequest
+from orchestrator.core.sampling import reference
+from orchestrator.core.sampling.grammar import Grammars
+from orchestrator.core.sampling.grammar_matcher import Matcher
 from orchestrator.core.sampling_params import Grammar, LogitsOptions, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import StepOptions
-from orchestrator.generation.loop import StepByStep, StepsOfRun
-from orchestrator.generation.text import StopRule
-from orchestrator.proposers.registry import select_method
-from orchestrator.sampling import reference
-from orchestrator.sampling.grammar import Grammars
-from orchestrator.sampling.grammar_matcher import Matcher
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.run import RunOptions, TakeSteps
-from orchestrator.wire.target import StepRequest
+from orchestrator.drafting.registry import select_method
+from orchestrator.server.loop import StepByStep, StepsOfRun
+from orchestrator.server.text import StopRule
 from runtime.engine import target_thread
 from runtime.engine.runs import Runs
 from runtime.engine.target_thread import TargetThread

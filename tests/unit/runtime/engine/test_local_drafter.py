@@ -11,19 +11,19 @@ import pytest
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, RequestError, Unavailable, UnknownSequence
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.drafter import DraftRequest
 from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution, DraftResponse
-from orchestrator.proposers.dependencies import NO_ANSWER
-from orchestrator.proposers.drafter_clients import LocalDrafterClient
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.drafter import DraftRequest
+from orchestrator.drafting.dependencies import NO_ANSWER
+from orchestrator.drafting.drafter_clients import LocalDrafterClient
 from runtime.engine.calls import EngineCall
 from runtime.engine.draft import DraftEngine
+from runtime.engine.kv.blocks import BlockPool
+from runtime.engine.kv.sequences import SequenceTable
 from runtime.engine.local_drafter import LocalDrafter
-from runtime.kv.blocks import BlockPool
-from runtime.kv.sequences import SequenceTable
 from tests.support.engines import LIMIT_S, make_paged
 
 Calls = list[EngineCall[DraftRequest]]

@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 
 from orchestrator.core.context import Context
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.proposal import Budget, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
-from orchestrator.generation.loop import StepsOfRun
-from orchestrator.generation.text import FinishReason, StopRule
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.target import StepRequest
+from orchestrator.server.loop import StepsOfRun
+from orchestrator.server.text import FinishReason, StopRule
 from runtime.engine import runs
 from runtime.engine.calls import BurstRequest
 from runtime.engine.run import MAX_AHEAD
 from runtime.engine.thread import EngineThread
-from runtime.native.decoding import Continuation
+from runtime.models.native.decoding import Continuation
 from tests.support.engines import LIMIT_S, ask, make_paged, start_target, submit
 from tests.unit.runtime.engine.test_runs import (
     MAX_TOKENS,

@@ -11,10 +11,10 @@ from orchestrator.core.context import Context
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import StepOptions
+from runtime.engine.kv.blocks import BlockPool
+from runtime.engine.kv.sequences import SequenceTable
 from runtime.engine.paged import PagedModel
 from runtime.engine.thread import EngineThread
-from runtime.kv.blocks import BlockPool
-from runtime.kv.sequences import SequenceTable
 from tests.support.engines import LIMIT_S, EngineTarget, make_paged, start_target
 
 LENGTH, NUM_TOGETHER = 40, 5

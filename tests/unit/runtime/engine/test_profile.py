@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from runtime.engine import profile
+from runtime.engine.kv.batch import Segment
 from runtime.engine.profile import NUM_ROWS, NUM_TIMED, measured_costs
-from runtime.kv.batch import Segment
 from tests.support.engines import make_paged
 from tests.support.tiny_models import make_tiny_target
 

@@ -18,19 +18,19 @@ from tokenizers import Tokenizer
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import EngineError, RequestError, ServingError, Unavailable, UnknownSequence
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.message import decode, encode
+from orchestrator.core.messages.run import RunOptions, TakeSteps, pack_take, unpack_steps
+from orchestrator.core.messages.target import StepRequest, pack_answer, pack_step, unpack_call
 from orchestrator.core.proposal import Budget, NativeDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.types import StepOptions
-from orchestrator.generation.loop import SequenceState, StepByStep, Steps, StepsOfRun, generate
-from orchestrator.generation.text import Chunk, FinishReason, Output, StopRule
-from orchestrator.generation.trace import Trace
-from orchestrator.proposers.guarded import Guarded
-from orchestrator.proposers.memory import new_memory
-from orchestrator.proposers.registry import SelectedMethod, select_method
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.message import decode, encode
-from orchestrator.wire.run import RunOptions, TakeSteps, pack_take, unpack_steps
-from orchestrator.wire.target import StepRequest, pack_answer, pack_step, unpack_call
+from orchestrator.drafting.guarded import Guarded
+from orchestrator.drafting.memory import new_memory
+from orchestrator.drafting.registry import SelectedMethod, select_method
+from orchestrator.server.loop import SequenceState, StepByStep, Steps, StepsOfRun, generate
+from orchestrator.server.step_trace import Trace
+from orchestrator.server.text import Chunk, FinishReason, Output, StopRule
 from runtime.engine.calls import BurstRequest
 from runtime.engine.run import MAX_AHEAD, Run
 from runtime.engine.runs import MAX_HOLD_S, Runs

@@ -12,12 +12,12 @@ import torch
 from benchmarks.stock_model import StockModel
 from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, UnknownSequence
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.target import StepRequest
+from orchestrator.core.sampling import reference
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
-from orchestrator.sampling import reference
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.target import StepRequest
 from runtime.engine.paged import PagedModel
 from runtime.engine.target import StepCall, TargetEngine
 from runtime.engine.thread import EngineThread

@@ -15,11 +15,11 @@ import torch
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, EngineLost, ServingError, Unavailable
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.target import StepRequest
 from runtime.engine.batching import BatchingPolicy
 from runtime.engine.calls import EngineCall, Progress
 from runtime.engine.thread import EngineThread

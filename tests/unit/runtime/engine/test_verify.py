@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from orchestrator.core.context import Context
+from orchestrator.core.sampling import reference
+from orchestrator.core.sampling.distribution import sample
+from orchestrator.core.sampling.sampled_drafts import draft_distribution
 from orchestrator.core.sampling_params import OUR_RULES, LogitsOptions, Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution
-from orchestrator.sampling import reference
-from orchestrator.sampling.distribution import sample
-from orchestrator.sampling.sampled_drafts import draft_distribution
+from runtime.engine.sampling import distribution, served
+from runtime.engine.sampling.logits_processors import LogitsProcessors
 from runtime.engine.verify import VerifyInput, verify
-from runtime.sampling import distribution, served
-from runtime.sampling.logits_processors import LogitsProcessors
 
 V = 24
 EDITS = LogitsOptions(bias=((3, 1.5),), allowed=tuple(range(1, 20)), bad_words=((4,), (5, 6)), end_ids=(2,))

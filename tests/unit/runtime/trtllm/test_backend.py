@@ -15,15 +15,15 @@ import pytest
 
 from launcher.deployment import models_to_load
 from orchestrator.core.context import Context
+from orchestrator.core.deployment.capabilities import capabilities_of
+from orchestrator.core.deployment.config import BACKEND_MODELS, ServingConfig
 from orchestrator.core.errors import ConfigError, EngineError, EngineLost, RequestError, Unavailable, UnknownSequence
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.drafter import DraftRequest
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import EngineSpeculation, EngineSpeculationResult, StepOptions
-from orchestrator.deployment.capabilities import capabilities_of
-from orchestrator.deployment.config import BACKEND_MODELS, ServingConfig
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.drafter import DraftRequest
-from orchestrator.wire.target import StepRequest
 from runtime.engine.build_engines import build_draft, build_target
 from runtime.trtllm.backend.adapters import DraftAdapter, EngineSideAdapter, StepAdapter
 from runtime.trtllm.backend.tensors import ACCEPTED, DRAFTED, OUTPUTS, Backend, draft_tensors, stop_tensors

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.errors import EngineError
+from orchestrator.core.messages.context import Delta
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.noise import child_seed
 from orchestrator.core.sampling_params import LogitsOptions, Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution, StepOptions
-from orchestrator.wire.context import Delta
-from orchestrator.wire.target import StepRequest
 from runtime.trtllm.backend.tensors import OUTPUTS, Backend, read_acceptance, step_tensors
 
 MODEL = json.loads((Path(__file__).resolve().parents[3] / "data/trtllm/tensorrt_llm.json").read_text())

@@ -17,19 +17,19 @@ import pytest
 
 from build.trtllm.llm_api import LlmApiSpec, load_llm_spec, main, manifest_of, write_folder
 from orchestrator.core.context import Context
+from orchestrator.core.deployment.capabilities import capabilities_of
+from orchestrator.core.deployment.config import ServingConfig, load_config
+from orchestrator.core.deployment.engine_manifest import LLM_NAME, read_llm_manifest, served_checkpoint
 from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import ConfigError, EngineError, EngineLost, RequestError, ServingError, Unavailable
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.sampling_params import LogitsOptions, Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import EngineSpeculation, StepOptions
-from orchestrator.deployment.capabilities import capabilities_of
-from orchestrator.deployment.config import ServingConfig, load_config
-from orchestrator.deployment.engine_manifest import LLM_NAME, read_llm_manifest, served_checkpoint
-from orchestrator.proposers.dependencies import ProposerDependencies
-from orchestrator.proposers.none import NoProposer
-from orchestrator.proposers.registry import select_method
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.target import StepRequest
+from orchestrator.drafting.dependencies import ProposerDependencies
+from orchestrator.drafting.none import NoProposer
+from orchestrator.drafting.registry import select_method
 from runtime.engine.build_engines import build_target
 from runtime.trtllm.llm_api import transport
 from tests.standin import importable

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.wire.target import StepRequest
 from runtime.trtllm.client import TrtllmClient
 from tests.standin import importable
 from tests.standin.engine_folder import make_engine

@@ -13,10 +13,10 @@ import pytest
 from auditor.confidence import g_test
 from benchmarks.stock_model import StockModel
 from orchestrator.core.drafting import Limits
+from orchestrator.core.messages.target import StepRequest
+from orchestrator.core.sampling.distribution import log_softmax
 from orchestrator.core.sampling_params import LogitsOptions
 from orchestrator.core.types import StepOptions
-from orchestrator.sampling.distribution import log_softmax
-from orchestrator.wire.target import StepRequest
 from runtime.trtllm.client import TrtllmClient
 from tests.support.decode import decode
 from tests.support.engines import EngineTarget, ask, make_paged, start_target

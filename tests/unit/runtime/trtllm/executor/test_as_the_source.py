@@ -18,11 +18,11 @@ import torch
 from auditor.confidence import g_test
 from orchestrator.core.context import Context
 from orchestrator.core.errors import ConfigError, EngineError, RequestError
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.drafter import DraftRequest
 from orchestrator.core.sampling_params import Rule, as_float32
 from orchestrator.core.types import Distribution, EngineSpeculation, StepOptions
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.drafter import DraftRequest
-from runtime.sampling import distribution
+from runtime.engine.sampling import distribution
 from runtime.trtllm.executor.adapters import draft_logits
 from runtime.trtllm.executor.build_executor import build_draft, build_target
 from tests.standin.engine_folder import SPEC, make_engine, tree_of

@@ -12,10 +12,10 @@ import pytest
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, EngineLost, ServingError, Unavailable, UnknownSequence
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import EngineSpeculation, StepOptions
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.target import StepRequest
 from runtime.trtllm import in_flight
 from runtime.trtllm.client import TrtllmClient
 from tests.standin.engine_folder import make_engine

@@ -15,8 +15,8 @@ import pytest
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import EngineError, RequestError, Unavailable
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.types import EngineSpeculation, EngineSpeculationResult, StepOptions
-from orchestrator.wire.target import StepRequest
 from runtime.trtllm import contexts
 from runtime.trtllm.client import TrtllmClient
 from tests.standin.engine_folder import BUILD_MODES, make_engine

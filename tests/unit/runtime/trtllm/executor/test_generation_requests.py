@@ -10,21 +10,21 @@ from typing import Any, NoReturn
 import pytest
 
 from orchestrator.core.context import Context
+from orchestrator.core.deployment.capabilities import capabilities_of
+from orchestrator.core.deployment.config import load_config
+from orchestrator.core.deployment.engine_manifest import served_checkpoint
 from orchestrator.core.errors import ConfigError, RequestError
+from orchestrator.core.messages.tensors import Tensors
 from orchestrator.core.methods import METHODS, PROPOSED
+from orchestrator.core.sampling.grammar import Grammars
 from orchestrator.core.sampling_params import Rule, as_float32
 from orchestrator.core.types import EngineSpeculation, StepOptions
-from orchestrator.deployment.capabilities import capabilities_of
-from orchestrator.deployment.config import load_config
-from orchestrator.deployment.engine_manifest import served_checkpoint
-from orchestrator.generation.responses import Responses
-from orchestrator.generation.text import Chunk, FinishReason
-from orchestrator.proposers.dependencies import ProposerDependencies
-from orchestrator.requests.generation_request import GenerationRequest
-from orchestrator.requests.inputs import read
-from orchestrator.requests.request_builder import RequestBuilder
-from orchestrator.sampling.grammar import Grammars
-from orchestrator.wire.tensors import Tensors
+from orchestrator.drafting.dependencies import ProposerDependencies
+from orchestrator.server.generation_request import GenerationRequest
+from orchestrator.server.inputs import read
+from orchestrator.server.request_builder import RequestBuilder
+from orchestrator.server.responses import Responses
+from orchestrator.server.text import Chunk, FinishReason
 from tests.standin.engine_folder import BUILD_MODES, SPEC, make_engine
 from tests.support.executor import config_of
 

@@ -12,11 +12,11 @@ import pytest
 from benchmarks.stock_model import StockModel
 from build.trtllm.record import write_manifest
 from orchestrator.core.context import Context
+from orchestrator.core.deployment.config import ServingConfig
+from orchestrator.core.deployment.engine_manifest import CHECKPOINT, read_manifest, served_checkpoint
 from orchestrator.core.errors import ConfigError
-from orchestrator.deployment.config import ServingConfig
-from orchestrator.deployment.engine_manifest import CHECKPOINT, read_manifest, served_checkpoint
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.drafter import DraftRequest
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.drafter import DraftRequest
 from runtime.trtllm.executor import library
 from runtime.trtllm.executor.build_executor import build_draft, build_target
 from tests.standin.engine_folder import IMAGE, make_engine, tree_of

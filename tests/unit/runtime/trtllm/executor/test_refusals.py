@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from orchestrator.core.context import Context
+from orchestrator.core.deployment.capabilities import Capabilities, capabilities_of, executor_capabilities
+from orchestrator.core.deployment.config import ServingConfig
+from orchestrator.core.deployment.engine_manifest import read_manifest
 from orchestrator.core.errors import RequestError
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.methods import METHODS
 from orchestrator.core.sampling_params import Grammar, LogitsOptions, Rule
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import StepOptions
-from orchestrator.deployment.capabilities import Capabilities, capabilities_of, executor_capabilities
-from orchestrator.deployment.config import ServingConfig
-from orchestrator.deployment.engine_manifest import read_manifest
-from orchestrator.wire.context import delta_of
-from orchestrator.wire.target import StepRequest
 from runtime.trtllm.client import TrtllmClient
 from tests.support.engines import ask, own_text
 from tests.support.executor import (

@@ -1,0 +1,139 @@
+// The C interface of the native proposers: those of orchestrator/drafting that need only tokens, bit for bit.
+//
+// A process has one Estimates and at most one Memory; a request has one Proposer, which one thread at a time may use. If
+// memory runs out, a new object is null and a number of nodes is -1.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "drafts/drafts.h"
+#include "drafts/growth.h"
+#include "guarded.h"
+#include "drafts/joint_growth.h"
+#include "drafts/predicted.h"
+#include "drafts/prompt_lookup.h"
+#include "drafts/response_memory.h"
+#include "drafts/suffix.h"
+
+using namespace drafts;
+using native::guarded_or;
+using native::make;
+
+namespace {
+
+// A proposer of this kind, which the caller knows it to be.
+template <typename Kind>
+Kind* as(void* proposer) {
+  return static_cast<Kind*>(static_cast<Proposer*>(proposer));
+}
+
+}  // namespace
+
+extern "C" {
+
+void* drafts_new_estimates() { return make<Estimates>(); }
+
+void drafts_free_estimates(void* estimates) { delete static_cast<Estimates*>(estimates); }
+
+void* drafts_new_memory(size_t max_tokens) { return make<Memory>(max_tokens); }
+
+void drafts_free_memory(void* memory) { delete static_cast<Memory*>(memory); }
+
+void* drafts_new_recollection(void* memory, const char* salt, size_t size) {
+  return guarded_or<void*>(nullptr, [&] {
+    return new Recollection{static_cast<Memory*>(memory), std::string(salt, size)};
+  });
+}
+
+void drafts_free_recollection(void* recollection) { delete static_cast<Recollection*>(recollection); }
+
+// Returns null, or what is wrong.
+const char* drafts_remember(void* recollection, const int32_t* tokens, size_t count) {
+  return native::guarded([&] { return static_cast<Recollection*>(recollection)->learn(tokens, count), nullptr; });
+}
+
+// Write what followed all of these tokens, the newest first, and how often, to two arrays of `capacity`, a token once for
+// each text that has it; return how many there are.
+int drafts_remembered(void* recollection, const int32_t* backwards, int count, int32_t* tokens, int32_t* times,
+                      int capacity) {
+  return guarded_or(-1, [&] {
+    int num_found = 0;
+    with_texts(static_cast<Recollection*>(recollection), [&](const Texts& texts) {
+      for (const Automaton* text : texts) {
+        const Match match = text->find(backwards, count);
+        if (!match.state || match.length < count) continue;
+        text->each_follower(match, [&](int token, int seen, size_t) {
+          if (num_found < capacity) tokens[num_found] = token, times[num_found++] = seen;
+        });
+      }
+    });
+    return num_found;
+  });
+}
+
+// corpus, recollection: null = the request does not draft from it.
+Proposer* drafts_new_growth(void* estimates, const void* tables, const void* corpus, const void* recollection,
+                            int is_chain) {
+  return make<Growth>(static_cast<Estimates*>(estimates), static_cast<const Tables*>(tables),
+                      static_cast<const Corpus*>(corpus), static_cast<const Recollection*>(recollection), is_chain);
+}
+
+Proposer* drafts_new_predicted(const PredictedOptions* options) { return make<Predicted>(*options); }
+
+Proposer* drafts_new_prompt_lookup(const PromptLookupOptions* options) { return make<PromptLookup>(*options); }
+
+Proposer* drafts_new_suffix(const SuffixOptions* options, const void* recollection, const void* corpus) {
+  return make<Suffix>(*options, static_cast<const Recollection*>(recollection), static_cast<const Corpus*>(corpus));
+}
+
+void drafts_free(void* proposer) { delete static_cast<Proposer*>(proposer); }
+
+int drafts_next(void* proposer, const int32_t* committed, size_t count, int max_nodes, int max_depth,
+                const Tree* tree) {
+  return guarded_or(-1, [&] {
+    return static_cast<Proposer*>(proposer)->next(committed, count, max_nodes, max_depth, *tree);
+  });
+}
+
+// Read a part of the output that the client expects, before any output; returns null, or what is wrong.
+const char* drafts_read_prediction(void* proposer, const int32_t* tokens, size_t count) {
+  return native::guarded([&] { return as<PredictionProposer>(proposer)->read_prediction(tokens, count), nullptr; });
+}
+
+// Read a part of the prompt, before the first tree; returns null, or what is wrong.
+const char* drafts_read_prompt(void* proposer, const int32_t* tokens, size_t count) {
+  return native::guarded([&] { return as<PredictionProposer>(proposer)->read_prompt(tokens, count), nullptr; });
+}
+
+// Read output; returns null, or what is wrong.
+const char* drafts_read(void* growth, const int32_t* tokens, size_t count) {
+  return native::guarded([&] { return as<Growth>(growth)->read(tokens, count), nullptr; });
+}
+
+// Write the tree after the text that has been read; return its number of nodes. range: of temperature, for the later
+// trees, too.
+int drafts_grow(void* growth, int range, int max_nodes, int max_depth, const Costs* costs, const Tree* tree) {
+  return guarded_or(-1, [&] {
+    Growth* const alone = as<Growth>(growth);
+    JointTree joint{static_cast<Proposer*>(alone), nullptr, 0, 0.0, *tree, max_nodes, max_depth, 0};
+    const Growth::Locks locks({alone});
+    alone->set_range(range);
+    alone->begin_tree(max_nodes, max_depth);
+    grow_jointly(&joint, 1, *costs, max_nodes);
+    return joint.num_nodes;
+  });
+}
+
+// Learn from what each request has committed, and write the trees after it, which are sized together, and their numbers
+// of nodes; returns null, or what is wrong.
+const char* drafts_grow_jointly(JointTree* joint_trees, size_t count, const SharedPass* pass) {
+  return native::guarded([&] { return grow_jointly(joint_trees, count, *pass), nullptr; });
+}
+
+// Returns null, or what is wrong.
+const char* drafts_learn(void* growth, const int32_t* tokens, size_t count) {
+  return native::guarded([&] { return as<Growth>(growth)->learn(tokens, count), nullptr; });
+}
+
+}  // extern "C"

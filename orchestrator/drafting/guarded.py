@@ -1,0 +1,132 @@
+"""A wrapper that shields the loop from a proposer's failures, and removes drafts that the grammar forbids."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from orchestrator.core.context import Context
+from orchestrator.core.proposal import Budget, NativeDrafts, Proposal, Proposer, Step
+from orchestrator.core.sampling.grammar_matcher import Matcher
+from orchestrator.core.sampling.guided_drafts import legal_drafts
+from orchestrator.core.sampling.sampled_drafts import nodes_with_valid_q
+from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import Acceptance, StepOptions
+
+log = logging.getLogger(__name__)
+
+
+class Guarded(Proposer):
+    """A proposer whose failures and invalid trees become bare roots; after the first one it is not called again.
+
+    vocab_size: of the target; a tree with an id outside it is invalid.
+    matcher: of the grammar that the output must match; nodes that it forbids are left out.
+    limit_s: the time limit of a proposal; a proposer that takes longer has failed, since other requests wait for it.
+    """
+
+    def __init__(
+        self, proposer: Proposer, vocab_size: int, matcher: Matcher | None = None, limit_s: float = math.inf
+    ) -> None:
+        self.name = proposer.name
+        self._limit_s = limit_s
+        self._proposer = proposer
+        self._vocab_size = vocab_size
+        self._matcher = matcher
+        self._has_failed, self._is_first = False, True
+
+    @property
+    def num_plain(self) -> int:
+        """Return the number of upcoming steps that will not draft: all of them once the proposer has failed."""
+        return sys.maxsize if self._has_failed else self._proposer.num_plain
+
+    @property
+    def max_plain(self) -> int:
+        """Return how many plain steps may run together now."""
+        return sys.maxsize if self._has_failed else self._proposer.max_plain
+
+    @property
+    def native_drafts(self) -> NativeDrafts | None:
+        """What makes the next proposals in native code; None under a grammar, or once the proposer has failed."""
+        return None if self._has_failed or self._matcher else self._proposer.native_drafts
+
+    @property
+    def options(self) -> StepOptions:
+        """What the proposer needs from the step; nothing once it has failed."""
+        if not self._has_failed:
+            with self._catching("options"):
+                return self._proposer.options
+        return StepOptions()
+
+    def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
+        """Let the proposer begin."""
+        self._attempt("begin", partial(self._proposer.begin, context, sampling, budget))
+
+    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
+        """Return the proposal within the budget, or a bare root when it breaks an invariant."""
+        if not self._has_failed:
+            with self._catching("propose"):
+                began_s = time.monotonic()
+                proposal = self._proposer.propose(context, sampling, budget)
+                self._check_time(time.monotonic() - began_s)
+                if self._matcher:
+                    self._matcher.follow(context.output)
+                    proposal = legal_drafts(self._matcher, proposal, sampling, self._proposer.options)
+                if not proposal.tree.num_nodes:
+                    return proposal
+                proposal = proposal.cut(budget)
+                sound = self._well_sampled(proposal)
+                TokenTree.checked(sound.tree.tokens, sound.tree.parents, self._vocab_size, budget.max_nodes)
+                return sound
+        return Proposal.empty()
+
+    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
+        """Let the proposer learn."""
+        self._attempt("observe", partial(self._proposer.observe, tree, acceptance))
+
+    def observe_plain(self, steps: Sequence[Step]) -> None:
+        """Let the proposer learn."""
+        self._attempt("observe", partial(self._proposer.observe_plain, steps))
+
+    def observe_native(self, steps: Sequence[Step]) -> None:
+        """Let the proposer learn."""
+        self._attempt("observe", partial(self._proposer.observe_native, steps))
+
+    def close(self) -> None:
+        """Free what the proposer holds; a failure here is logged and harms neither the request nor the target."""
+        with self._catching("close"):
+            self._proposer.close()
+
+    def _check_time(self, took_s: float) -> None:
+        """Give up on a proposer that is too slow; its first proposal, which reads the context, may take longer."""
+        is_first, self._is_first = self._is_first, False
+        if took_s > self._limit_s and not is_first:
+            log.error("%s took %.0f ms: the request goes on without drafts", self.name, 1e3 * took_s)
+            self._has_failed = True
+
+    def _well_sampled(self, proposal: Proposal) -> Proposal:
+        """Return the nodes above the first invalid q of each path; dropping them as well would bias the text."""
+        sound = proposal.only(nodes_with_valid_q(proposal.tree, proposal.q, self._vocab_size))
+        if sound is not proposal:
+            num_bad = proposal.tree.num_nodes - sound.tree.num_nodes
+            log.error("%s sampled %d nodes from a bad q: the request goes on without drafts", self.name, num_bad)
+            self._has_failed = True
+        return sound
+
+    def _attempt(self, what: str, call: Callable[[], None]) -> None:
+        if not self._has_failed:
+            with self._catching(what):
+                call()
+
+    @contextmanager
+    def _catching(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            log.exception("%s failed in %s: the request goes on without drafts", self.name, what)
+            self._has_failed = True

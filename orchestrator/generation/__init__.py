@@ -1,1 +1,0 @@
-"""The main loop, and what it produces: text, statistics, traces, responses."""

@@ -1,0 +1,233 @@
+"""The public Triton models: read requests, admit them, and apply what a reload changes."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Collection
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from orchestrator.core.deployment.capabilities import capabilities_of
+from orchestrator.core.deployment.config import CALL_THREADS, STATE_FOLDER, ServingConfig, load_config
+from orchestrator.core.deployment.drain_state import Drain
+from orchestrator.core.deployment.engine_manifest import served_checkpoint
+from orchestrator.core.deployment.heartbeat import Heartbeat, ask_for_replacement
+from orchestrator.core.deployment.reload_requests import Commit, ReloadListener
+from orchestrator.core.errors import ConfigError, Draining, QueueFull, RequestError, Unavailable
+from orchestrator.core.worker_pool import WorkerPool
+from orchestrator.drafting.dependencies import ProposerDependencies
+from orchestrator.drafting.drafter_clients import DraftAnswer
+from orchestrator.drafting.memory import ResponseMemory, new_memory
+from orchestrator.drafting.sources import ProposerSources
+from orchestrator.server import pb
+from orchestrator.server.admission import Admission, queue_full, tenant_limits
+from orchestrator.server.breaker import Breaker
+from orchestrator.server.clients import GRACE_S, BlsDrafterClient, BlsTargetClient
+from orchestrator.server.generation_handler import GenerationHandler, send_error
+from orchestrator.server.generation_request import GenerationRequest
+from orchestrator.server.inputs import read
+from orchestrator.server.logs import configure_logging
+from orchestrator.server.loop import SequenceState, StepByStep, Steps, StepsOfRun
+from orchestrator.server.metrics import DRAFT_FAMILIES, MetricsExporter, draft_values
+from orchestrator.server.renewal import Load, Renewal
+from orchestrator.server.request_builder import RequestBuilder
+from orchestrator.server.request_metrics import RequestMetrics, reason_of
+from orchestrator.server.tracing import Traces
+
+SHUTDOWN_LIMIT_S = 20.0
+# Sending a refusal waits for Triton's process, so a pool of threads sends them, never the thread that accepts requests.
+NUM_REFUSING, REFUSING_LIMIT_S = 8, 5.0
+
+
+class Served(NamedTuple):
+    """What a deployment's settings determine; a reload replaces all of it. memory: None = nothing is remembered."""
+
+    config: ServingConfig
+    memory: ResponseMemory | None
+    sources: ProposerSources
+    builder: RequestBuilder
+
+
+class PublicHost:
+    """Triton's entry points of `speculative` and `speculative_unary`; every request runs on a thread of its own."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Read the deployment and the target's tokenizer. args: Triton's; a model that is not decoupled cannot stream.
+
+        Raises ConfigError when a request that names no method could not be served.
+        """
+        configure_logging(args["model_name"])
+        config = load_config(os.environ["SERVING_CONFIG"])
+        self._checkpoint = served_checkpoint(config)
+        self._streams = bool(json.loads(args["model_config"]).get("model_transaction_policy", {}).get("decoupled"))
+        folder = Path(os.environ[STATE_FOLDER]) if os.environ.get(STATE_FOLDER) else None
+        self._refusals: WorkerPool[None] = WorkerPool("refusal", NUM_REFUSING)
+        self._drain = Drain(folder) if folder else None
+        self._breakers: dict[str, Breaker[DraftAnswer]] = {
+            name: Breaker(name, config.max_running, config.draft_timeout_ms / 1000)
+            for name in (() if config.has_runs else config.drafters)
+        }
+        self._drafter_exporters = {
+            name: MetricsExporter(DRAFT_FAMILIES, model=args["model_name"], drafter=name) for name in self._breakers
+        }
+        self._served = self._read(config, new_memory(config.remember_tokens) if config.remember_tokens else None)
+        self._admission = Admission(config.max_running, config.max_waiting, folder, tenant_limits(config))
+        self._metrics = RequestMetrics(args["model_name"], self._gauges)
+        self._traces = Traces.from_environment(args["model_name"])
+        self._latest_deadline_s = time.monotonic()
+        self._renewal: Renewal | None = None
+        if folder and CALL_THREADS in os.environ:  # set by a launcher, which can replace the process
+            self._renewal = Renewal(int(os.environ[CALL_THREADS]), self._load, partial(ask_for_replacement, folder))
+            self._renewal.start()
+        if heartbeat := Heartbeat.from_environment():
+            heartbeat.start()
+        ReloadListener.start(self._prepare_reload)
+
+    def _read(self, config: ServingConfig, memory: ResponseMemory | None) -> Served:
+        """Return what is derived from the settings of a deployment; raises ConfigError if they cannot be served."""
+        checkpoint = self._checkpoint
+        sources = ProposerSources(config, checkpoint, memory)
+        drafters, capabilities = frozenset(config.drafters), capabilities_of(config)
+        builder = RequestBuilder(config, checkpoint, drafters, sources.grammars, self._streams, capabilities)
+        served = Served(config, memory, sources, builder)
+        try:
+            if not (config.has_runs and builder.default.plan.drafter):  # the target's process has the drafter
+                builder.default.plan.proposer(self._dependencies(served, builder.default))
+        except RequestError as error:
+            raise ConfigError(f"default_speculation: {error}") from None
+        return served
+
+    def _prepare_reload(self, config: ServingConfig, changed: Collection[str]) -> Commit:
+        """Return a function that applies new settings to the requests that come after it; raises ConfigError."""
+        memory = self._served.memory
+        if "remember_tokens" in changed:
+            memory = new_memory(config.remember_tokens) if config.remember_tokens else None
+        served = self._read(config, memory)
+
+        def commit() -> None:
+            # The limits first: a request that is read with the new settings must find as many slots as they allow.
+            self._admission.resize(config.max_running, config.max_waiting, tenant_limits(config))
+            self._served = served
+
+        return commit
+
+    def execute(self, requests: list[Any]) -> None:
+        """Admit the requests; they are answered from their own threads."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                self._accept(request, sender)
+            except Exception as error:
+                self._metrics.refused(reason_of(error))
+                self._send_refusal(sender, error, request.request_id())
+
+    def is_ready(self) -> bool:
+        """Tell Triton, which asks from release 26.03 on, whether new requests are accepted."""
+        return not ((self._drain and self._drain.is_requested) or (self._renewal and self._renewal.refuses))
+
+    def finalize(self) -> None:
+        """Let the running requests end, within a limit."""
+        self._admission.close(SHUTDOWN_LIMIT_S)
+        self._refusals.finish(REFUSING_LIMIT_S)
+        for breaker in self._breakers.values():
+            breaker.close()
+        try:
+            self._metrics.close()
+        finally:
+            if self._traces:
+                self._traces.close()
+
+    def _accept(self, request: Any, sender: Any) -> None:
+        if self._renewal:
+            self._renewal.check()
+        if not self.is_ready():
+            raise Draining("the server is draining: send the request to another replica, or again in a second")
+        # Before anything is read, because refusals must be cheap under a flood of requests.
+        if self._admission.would_refuse() and not pb.has_input(request, "priority"):
+            raise self._full()
+        inputs = read(pb.tensors_of(request), pb.parameters_of(request))
+        served = self._served
+        deadline_s = time.monotonic() + served.builder.timeout_ms(inputs) / 1000
+        self._latest_deadline_s = max(self._latest_deadline_s, deadline_s)
+        handler = GenerationHandler(
+            inputs,
+            sender,
+            deadline_s,
+            served.builder,
+            partial(self._steps, served),
+            self._refuse,
+            None if served.config.has_runs else served.memory,  # runs are remembered in the target's process
+            self._metrics,
+            self._traces,
+            request.request_id(),
+        )
+        if not self._admission.admit(handler):
+            raise self._full()
+
+    def _full(self) -> QueueFull:
+        """Return the refusal of a request that finds the queue full."""
+        return queue_full(self._served.config, self._admission.retry_after_s())
+
+    def _refuse(self, reason: str, sender: Any) -> None:
+        """Answer a request that never ran."""
+        self._metrics.refused(reason)
+        error: Unavailable
+        match reason:
+            case "full":
+                error = self._full()
+            case "shutdown":
+                error = Draining("the server is shutting down")
+            case "deadline":
+                error = Unavailable("the request waited until its deadline")
+            case _:
+                error = Unavailable(f"the request was {reason}")
+        self._send_refusal(sender, error)
+
+    def _send_refusal(self, sender: Any, error: Exception, request_id: str = "") -> None:
+        """Send a refusal from another thread, or from this one if the system allows no more threads."""
+        sent = self._refusals.start(partial(send_error, sender, error, request_id)).future
+        if sent.done() and isinstance(sent.exception(), Unavailable):
+            send_error(sender, error, request_id)
+
+    def _load(self) -> Load:
+        """Return what decides whether this process is replaced."""
+        return Load(
+            num_lost=pb.num_lost_calls(),
+            num_requests=self._admission.num_running + self._admission.num_waiting,
+            max_running=self._admission.max_running,
+            latest_deadline_s=self._latest_deadline_s + GRACE_S,
+        )
+
+    def _gauges(self) -> dict[str, float]:
+        """Show the state of the drafters, and return that of the queue."""
+        for name, breaker in self._breakers.items():
+            self._drafter_exporters[name].show(draft_values(breaker.counts, breaker.is_open))
+        return {
+            "spec_num_requests_waiting": self._admission.num_waiting,
+            "spec_num_requests_running": self._admission.num_running,
+            "spec_max_requests_waiting": self._served.config.max_waiting,
+            "spec_max_requests_running": self._served.config.max_running,
+        }
+
+    def _steps(
+        self, served: Served, request: GenerationRequest, sequence: SequenceState, target: BlsTargetClient
+    ) -> Steps:
+        """Return the steps of a sequence, from a run of the target's engine if it serves runs."""
+        if served.config.has_runs:
+            take = partial(target.take, sequence.context, sequence.sampling, sequence.options, request.run)
+            return StepsOfRun(sequence, take)
+        return StepByStep(sequence, target, request.plan.proposer(self._dependencies(served, request)))
+
+    def _dependencies(self, served: Served, request: GenerationRequest) -> ProposerDependencies:
+        vocab_size, options = self._checkpoint.vocab_size, request.sampling.logits_options
+        matcher = served.sources.grammars.matcher(options.grammar, options.end_ids) if options.grammar else None
+        return served.sources.dependencies(
+            request.prediction,
+            request.limits.max_nodes,
+            request.inputs.cache_salt,
+            lambda name: BlsDrafterClient(name, self._breakers[name], vocab_size, request.inputs.cache_salt),
+            matcher=matcher,
+        )

@@ -1,0 +1,174 @@
+"""Loads a checkpoint, or refuses it with the reason if our forward pass would not reproduce the stock model's."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from native.compiling import Unbuilt
+from orchestrator.core.errors import ConfigError, first_line
+from orchestrator.core.types import HiddenStates
+from runtime.models.causal_lm import CausalModel, adapt
+from runtime.models.check import check_against_stock, check_bits, products_in_bfloat16, stock_log_probs
+from runtime.models.native.families import rope_types, unsupported
+from runtime.models.native.model import NativeModel
+
+log = logging.getLogger(__name__)
+
+
+class Unsupported(Exception):
+    """The native forward pass lacks something that a model needs; the message says what."""
+
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+#: Which forward pass computes a model on a CPU.
+Kernels = Literal["auto", "native", "torch"]
+REFUSED_ROPES = ("dynamic", "longrope")
+LAYER_TYPES = ("full_attention", "sliding_attention")
+
+
+def check_device(name: str) -> None:
+    """Raise ConfigError for a CUDA device on a machine without one. name: the key device of the deployment."""
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device = {name!r}, but torch sees no CUDA device (key device in the deployment file)")
+
+
+def load_model(
+    folder: str,
+    device_name: str,
+    dtype_name: str,
+    features: HiddenStates = HiddenStates.NONE,
+    kernels: Kernels = "torch",
+) -> CausalModel | NativeModel:
+    """Load a Hugging Face checkpoint for our forward pass; raises ConfigError, with the reason, if that fails.
+
+    kernels: auto = the native forward pass if it supports this model and machine and is right, else torch;
+    native = the native forward pass, or the reason why it cannot be used as a ConfigError.
+    """
+    device, dtype = torch.device(device_name), DTYPES[dtype_name]
+    if kernels == "native" and device.type != "cpu":
+        raise native_refused(folder, f"it runs on a CPU, not on {device_name}")
+    source = resolve(folder)
+    config = _read(AutoConfig, source)
+    check_supported(config.get_text_config(), folder)
+    model = _load_stock(source, dtype)
+    if not getattr(model, "_supports_attention_backend", False):
+        raise ConfigError(
+            f"{folder}: {type(model).__name__} does not let its attention be replaced (_supports_attention_backend)"
+        )
+    try:
+        native = _native(model, features, folder, kernels) if device.type == "cpu" else None
+        return native or _adapted(_cast(model, device, dtype).eval(), features, folder)
+    except ConfigError:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(f"{folder}: the memory of {device_name} is too small for the weights") from error
+    except Exception as error:
+        raise ConfigError(
+            f"{folder}: {type(model).__name__} does not run with its attention replaced, so it is not "
+            f"supported ({type(error).__name__}: {first_line(error)})"
+        ) from error
+
+
+def _cast(model: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """Move a model and cast its weights; its rotary frequencies keep the precision that the stock model gave them."""
+    if device.type == "cuda":
+        # cuDNN's attention, which torch prefers on some GPUs, makes a new plan for each number of cached tokens.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    model.to(device)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
+
+
+def _adapted(model: Any, features: HiddenStates, folder: str) -> CausalModel:
+    """Return the torch forward pass of a stock model, which is changed in place."""
+    expected = stock_log_probs(model)
+    adapted = adapt(model, features)
+    check_against_stock(adapted, expected, folder)
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()  # frees the weights that were replaced: other processes use the GPU, too
+    return adapted
+
+
+def _native(model: Any, features: HiddenStates, folder: str, kernels: Kernels) -> NativeModel | None:
+    """Return the native forward pass of a stock model on the CPU; None, with the reason in the log, to use torch's.
+
+    Raises ConfigError instead if the deployment asks for the native forward pass.
+    """
+    if kernels == "torch":
+        return None
+    try:
+        if reason := unsupported(model):
+            raise Unsupported(f"it does not support {reason}")
+        rounds_inputs = model.dtype == torch.bfloat16
+        stock = model.float().eval()
+        native = NativeModel(stock, features, rounds_inputs)
+        with products_in_bfloat16(stock) if rounds_inputs else nullcontext():
+            expected = stock_log_probs(stock)
+        check_against_stock(native, expected, folder)
+        check_bits(native, folder)
+    except (Unsupported, Unbuilt, ConfigError) as error:
+        if kernels == "native":
+            raise native_refused(folder, str(error)) from error
+        level = logging.INFO if isinstance(error, Unsupported) else logging.WARNING
+        log.log(level, "%s: torch computes this model, not the native forward pass: %s", folder, error)
+        return None
+    return native
+
+
+def native_refused(name: str, reason: str) -> ConfigError:
+    """Return the error of a model or a head that the deployment wants in native code, which cannot compute it."""
+    return ConfigError(
+        f"{name}: kernels = 'native', but native code cannot compute it: {reason} "
+        "(key kernels in the deployment file; with 'auto', torch computes what native code cannot)"
+    )
+
+
+def _load_stock(source: str, dtype: torch.dtype) -> Any:
+    """Load a checkpoint that has every weight; transformers only warns of missing ones and initialises them randomly.
+
+    Eager attention is the one kind that every family has, and the only one with softcap and sinks.
+    """
+    # There are no fused products of experts in float64.
+    options = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
+    model, report = _read(
+        AutoModelForCausalLM, source, dtype=dtype, attn_implementation="eager", output_loading_info=True, **options
+    )
+    if missing := sorted(report["missing_keys"]):
+        raise ConfigError(
+            f"{source}: the checkpoint lacks {len(missing)} of the model's weights (the first: {missing[0]})"
+        )
+    return model
+
+
+def _read(kind: Any, source: str, **options: Any) -> Any:
+    """Read a configuration or a model with one of transformers' Auto classes."""
+    try:
+        return kind.from_pretrained(source, trust_remote_code=False, **options)
+    except Exception as error:
+        raise ConfigError(f"{source}: not a readable checkpoint: {first_line(error)}") from error
+
+
+def resolve(folder: str) -> str:
+    """Return `folder`, which must exist if it is a path; anything else is a hub id that transformers looks up."""
+    if folder.startswith(("/", ".")) and not Path(folder).is_dir():
+        raise ConfigError(f"the checkpoint folder {folder} does not exist (a hub id is written owner/name)")
+    return folder
+
+
+def check_supported(config: PretrainedConfig, folder: str) -> None:
+    """Raise ConfigError for rotations that change with the context length, and for unknown layer types."""
+    if refused := rope_types(config).intersection(REFUSED_ROPES):
+        raise ConfigError(
+            f"{folder}: rope type {min(refused)!r} changes a key's rotation with the context length, "
+            "so cached keys would be wrong"
+        )
+    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if unknown := layers.difference(LAYER_TYPES):
+        raise ConfigError(f"{folder}: layer type {min(unknown)!r} is not supported (allowed: {', '.join(LAYER_TYPES)})")

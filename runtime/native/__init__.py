@@ -1,1 +1,0 @@
-"""The forward pass of decoders and drafting heads in C++ on a CPU; `python -m runtime.native` compiles them."""

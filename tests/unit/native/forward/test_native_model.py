@@ -1,0 +1,340 @@
+"""The native forward pass: equal to the stock model, and bit for bit the same whatever shares the pass."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from native import compiling, library
+from native.compiling import Unbuilt
+from native.library import PassArrays
+from orchestrator.core.context import Context
+from orchestrator.core.errors import ConfigError, EngineError
+from orchestrator.core.messages.context import delta_of
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import HiddenStates
+from runtime.engine.kv.batch import Segment
+from runtime.engine.paged import PagedModel
+from runtime.models import load
+from runtime.models.causal_lm import CausalModel
+from runtime.models.check import products_in_bfloat16
+from runtime.models.load import load_model
+from runtime.models.native import model as native_model
+from runtime.models.native.model import NativeModel
+from tests.unit.runtime.models.test_families import FAMILIES, LLAMA3_ROPE, SLIDING_FULL, WINDOW, Stock, write_checkpoint
+
+SIZES = {"hidden_size": 64, "intermediate_size": 80, "head_dim": 16, "num_hidden_layers": 7, "initializer_range": 0.2}
+PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+ALTERNATING = (4 * SLIDING_FULL[:2])[:7]
+NATIVE: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama:llama3": {"rope_parameters": LLAMA3_ROPE},
+    "llama:one-key-head": {"num_key_value_heads": 1},
+    "llama:wide-heads": {"head_dim": 96},
+    "qwen2": {"hidden_size": 64, "head_dim": None},
+    "qwen2:sliding": FAMILIES["qwen2:sliding"] | {"head_dim": None},
+    "qwen3": {},
+    "mistral": {"sliding_window": WINDOW},
+    "phi3": {"sliding_window": WINDOW, "head_dim": None, "hidden_size": 64},
+    "phi3:partial": {"head_dim": None, "hidden_size": 64, "rope_parameters": PARTIAL_ROPE},
+    "gemma": {"head_dim": 32, "hidden_activation": "gelu_pytorch_tanh"},
+    "gemma2": FAMILIES["gemma2"] | {"head_dim": 32, "layer_types": ALTERNATING},
+    "gemma2:256": FAMILIES["gemma2"] | {"head_dim": 256, "layer_types": ALTERNATING},
+    "gemma3_text": FAMILIES["gemma3_text"] | {"head_dim": 64, "layer_types": ALTERNATING},
+}
+BOTH = HiddenStates.LAST | HiddenStates.LAYERS
+DTYPES = ("float32", "bfloat16")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    try:
+        library.load()
+    except Unbuilt as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module", params=NATIVE)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    changes = {**SIZES, **NATIVE[request.param]}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    return write_checkpoint(tmp_path_factory.mktemp("native"), request.param.partition(":")[0], **changes)
+
+
+@pytest.fixture(scope="module", params=DTYPES)
+def model(request: pytest.FixtureRequest, folder: Path) -> NativeModel:
+    loaded = load_model(str(folder), "cpu", request.param, BOTH, kernels="native")
+    assert isinstance(loaded, NativeModel)
+    return loaded
+
+
+@pytest.fixture
+def paged(model: NativeModel) -> Iterator[PagedModel]:
+    model.num_threads = 1
+    yield PagedModel(model, 8, 4, share=False)
+
+
+def rounds_inputs(paged: PagedModel) -> bool:
+    assert isinstance(paged.model, NativeModel)
+    return paged.model.rounds_inputs
+
+
+def random_ids(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 64, length).tolist()
+
+
+def random_tree(num_nodes: int, seed: int) -> TokenTree:
+    rng = np.random.default_rng(seed)
+    taken: set[tuple[int, int]] = set()
+    tokens: list[int] = []
+    parents: list[int] = []
+    while len(tokens) < num_nodes:
+        token, parent = int(rng.integers(64)), int(rng.integers(len(tokens) + 1))
+        if (parent, token) not in taken:
+            taken.add((parent, token))
+            tokens.append(token)
+            parents.append(parent)
+    return TokenTree(np.array(tokens, np.int32), np.array(parents, np.int32))
+
+
+def open_segment(paged: PagedModel, sequence_id: int, ids: list[int], tree: TokenTree) -> Segment:
+    sequence = paged.sequences.open(delta_of(Context(ids), 0, sequence_id, ""), tree.num_nodes, int(tree.depths.max()))
+    return Segment(sequence, 0, len(ids), tree)
+
+
+def logits_alone(paged: PagedModel, ids: list[int]) -> torch.Tensor:
+    """The logits after `ids`, computed one token a pass as plain decoding does; (V,)."""
+    sequence = paged.sequences.open(delta_of(Context(ids), 0, 99, ""), 0, 0)
+    for place in range(len(ids)):
+        logits = paged.forward([Segment(sequence, place, place + 1)])
+    paged.sequences.drop(99)
+    return logits[0]
+
+
+def path_to(tree: TokenTree, node: int) -> list[int]:
+    path: list[int] = []
+    while node:
+        path.insert(0, int(tree.tokens[node - 1]))
+        node = int(tree.parents[node - 1])
+    return path
+
+
+def test_a_tree_behind_a_long_context_equals_the_stock_model(folder: Path, paged: PagedModel) -> None:
+    ids, tree, stock = random_ids(3 * WINDOW), random_tree(9, 1), Stock(folder)
+    logits = paged.forward([open_segment(paged, 1, ids, tree)]).log_softmax(-1)
+    for weight in stock.model.parameters() if rounds_inputs(paged) else ():
+        weight.data = weight.data.bfloat16().double()
+    with products_in_bfloat16(stock.model) if rounds_inputs(paged) else nullcontext():
+        expected = [stock.logits([*ids, *path_to(tree, node)]) for node in range(tree.num_nodes + 1)]
+    error = (logits - torch.from_numpy(np.array(expected)).log_softmax(-1)).abs().max()
+    assert error < (0.3 if rounds_inputs(paged) else 1e-4)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_every_row_has_the_bits_of_plain_decoding(paged: PagedModel, num_threads: int) -> None:
+    """Other sequences in the pass, scattered blocks, tiles of all sizes and several threads change no bit."""
+    lengths, sizes = (1, 7, 3 * WINDOW), (12, 0, 37)
+    contexts = [random_ids(length, seed) for seed, length in enumerate(lengths)]
+    trees = [random_tree(size, seed) for seed, size in enumerate(sizes)]
+    expected = [
+        [logits_alone(paged, [*ids, *path_to(tree, node)]) for node in range(tree.num_nodes + 1)]
+        for ids, tree in zip(contexts, trees, strict=True)
+    ]
+    paged.model.num_threads = num_threads  # type: ignore[attr-defined]
+    for order in itertools.permutations(range(3)):
+        segments = [open_segment(paged, 1 + index, contexts[index], trees[index]) for index in order]
+        logits = paged.forward(segments)
+        rows = [row for index in order for row in expected[index]]
+        assert torch.equal(logits, torch.stack(rows))
+        for index in order:
+            paged.sequences.drop(1 + index)
+
+
+def test_a_prompt_in_parts_leaves_the_bits_of_one_pass(paged: PagedModel) -> None:
+    ids = random_ids(40)
+    whole = paged.forward([open_segment(paged, 1, ids, TokenTree.bare())])
+    sequence = open_segment(paged, 2, ids, TokenTree.bare()).sequence
+    paged.forward([Segment(sequence, 0, 13)])
+    paged.forward([Segment(sequence, 13, 14)])
+    assert torch.equal(paged.forward([Segment(sequence, 14, 40)]), whole)
+
+
+def test_hidden_states_are_those_of_the_stock_model(folder: Path, paged: PagedModel) -> None:
+    ids, stock = random_ids(20), Stock(folder).model
+    with torch.inference_mode():
+        states = stock(torch.tensor([ids]), output_hidden_states=True).hidden_states
+    segment = open_segment(paged, 1, ids, TokenTree.bare())
+    paged.forward([segment])
+    kept = paged.cache.features[[segment.sequence.slot(i) for i in range(20)]]
+    expected = torch.cat([states[-1][0], *(states[layer][0] for layer in (2, 3, 4))], dim=-1)
+    assert (kept - expected).abs().max() < (0.1 * expected.abs().max() if rounds_inputs(paged) else 1e-4)
+
+
+# Not in bfloat16, where the next product's rounding of its inputs hides the last bits of a sum.
+@pytest.mark.parametrize("model", ["float32"], indirect=True)
+def test_keys_in_another_order_give_other_bits(paged: PagedModel) -> None:
+    """The comparison of bits can fail: the order of the keys is what makes it hold."""
+    segment = open_segment(paged, 1, random_ids(10), TokenTree.chain(random_ids(8, 5)))  # shorter than the window
+    sound = paged.forward([segment])
+    blocks = segment.sequence.blocks
+    blocks[0], blocks[1] = blocks[1], blocks[0]  # the same rotated keys and their values, but as other positions
+    segment.first = 9
+    scrambled = paged.forward([segment])
+    assert not torch.equal(sound, scrambled)
+
+
+BAD: list[tuple[str, int, int, str]] = [
+    ("ids", 0, 64, "ids: a token outside the vocabulary"),
+    ("ids", 0, -1, "ids: a token outside the vocabulary"),
+    ("segments", 0, -1, "segments: no tokens"),
+    ("segments", 0, 5, "segments: no tokens"),
+    ("segments", 0, 1, "segments: another number of rows than ids"),
+    ("segments", 1, 2**31 - 1, "segments: no tokens"),
+    ("segments", 1, 99, "segments: more tokens than slots"),
+    ("segments", 2, -1, "segments: more nodes than parents"),
+    ("segments", 2, 3, "segments: more nodes than parents"),
+    ("segments", 3, 0, "segments: more tokens than slots"),
+    ("segments", 3, 99, "segments: another number of nodes or blocks"),
+    ("blocks", 0, -1, "blocks: a block outside the cache"),
+    ("blocks", 0, 10**6, "blocks: a block outside the cache"),
+    ("parents", 0, 1, "parents: a parent that does not come before its child"),
+    ("parents", 1, -1, "parents: a parent that does not come before its child"),
+]
+
+
+@pytest.mark.parametrize(("name", "place", "value", "words"), BAD)
+def test_a_number_that_leads_outside_an_array_is_refused(
+    paged: PagedModel, monkeypatch: pytest.MonkeyPatch, name: str, place: int, value: int, words: str
+) -> None:
+    segment = open_segment(paged, 1, random_ids(5), TokenTree.chain([1, 2]))
+    describe = native_model.PassIntegers
+
+    def bad(*arguments: Any) -> native_model.PassIntegers:
+        integers = describe(*arguments)
+        getattr(integers, name)[place] = value
+        return integers
+
+    monkeypatch.setattr(native_model, "PassIntegers", bad)
+    with pytest.raises(EngineError, match=words):
+        paged.forward([segment])
+
+
+def test_the_layout_of_a_pass_is_the_library_s() -> None:
+    """9 numbers of 4 bytes, padding, 7 pointers: a field that is added on one side alone would shift the others."""
+    assert ctypes.sizeof(PassArrays) == 40 + 7 * 8
+
+
+def test_rows_that_move_to_other_slots_are_the_rows_that_were_there(paged: PagedModel) -> None:
+    ids, tree = random_ids(20), TokenTree(np.array([1, 2, 3], np.int32), np.array([0, 0, 2], np.int32))
+    segment = open_segment(paged, 1, ids, tree)
+    paged.forward([segment])
+    sequence = segment.sequence
+    features = paged.cache.features[[sequence.slot(21), sequence.slot(22)]].clone()
+    paged.cache.move([sequence.slot(21), sequence.slot(22)], [sequence.slot(20), sequence.slot(21)])
+    assert torch.equal(paged.cache.features[[sequence.slot(20), sequence.slot(21)]], features)
+    sequence.context.commit([2, 3, 4])
+    sequence.reserve(23)
+    assert torch.equal(paged.forward([Segment(sequence, 22, 23)])[0], logits_alone(paged, [*ids, 2, 3, 4]))
+
+
+@pytest.fixture
+def no_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine on which the library cannot be built."""
+    monkeypatch.setattr(compiling, "FLAGS", ("--no-such-flag",))
+    library.load.cache_clear()
+    yield
+    library.load.cache_clear()
+
+
+@pytest.mark.usefixtures("no_library")
+def test_a_library_that_cannot_be_built_leaves_the_model_to_torch(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_checkpoint(tmp_path, "llama", **SIZES)
+    assert isinstance(load_model(str(folder), "cpu", "float32", kernels="auto"), CausalModel)
+    assert "torch computes this model" in caplog.text and "failed" in caplog.text
+
+
+@pytest.mark.usefixtures("no_library")
+def test_a_deployment_that_wants_native_code_is_refused_if_the_library_cannot_be_built(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "llama", **SIZES)
+    with pytest.raises(ConfigError, match=r"kernels = 'native', but native code cannot compute it: .* failed: "):
+        load_model(str(folder), "cpu", "float32", kernels="native")
+
+
+def test_a_model_that_native_code_lacks_is_left_to_torch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    folder = write_checkpoint(tmp_path, "olmo2", **FAMILIES["olmo2"])
+    assert isinstance(load_model(str(folder), "cpu", "float32", kernels="auto"), CausalModel)
+    assert "the family 'olmo2' (it has llama, mistral, qwen2, qwen3, phi3, gemma" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("family", "device", "dtype", "reason"),
+    [
+        ("olmo2", "cpu", "float32", r"it does not support the family 'olmo2'"),
+        ("llama", "cpu", "float64", r"it does not support torch\.float64 on cpu"),
+        ("llama", "cuda:1", "float32", r"it runs on a CPU, not on cuda:1"),
+    ],
+)
+def test_a_deployment_that_wants_native_code_is_refused_with_what_native_code_lacks(
+    tmp_path: Path, family: str, device: str, dtype: str, reason: str
+) -> None:
+    folder = write_checkpoint(tmp_path, family, **FAMILIES.get(family, SIZES))
+    with pytest.raises(ConfigError, match=rf"kernels = 'native', but native code cannot compute it: {reason}"):
+        load_model(str(folder), device, dtype, kernels="native")
+
+
+def test_a_model_on_a_gpu_is_left_to_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "_cast", lambda model, device, dtype: model)  # there is no GPU to move it to
+    folder = write_checkpoint(tmp_path, "llama", **SIZES)
+    assert isinstance(load.load_model(str(folder), "cuda", "float32", kernels="auto"), CausalModel)
+
+
+def test_a_native_pass_whose_bits_depend_on_the_threads_is_left_to_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_checkpoint(tmp_path, "llama", **SIZES)
+    forward = NativeModel.forward
+
+    def unsteady(model: NativeModel, *arguments: Any) -> torch.Tensor:
+        return forward(model, *arguments) * (1.0 + 1e-7 * (model.num_threads == 2))
+
+    monkeypatch.setattr(NativeModel, "forward", unsteady)
+    assert isinstance(load_model(str(folder), "cpu", "float32", kernels="auto"), CausalModel)
+    assert "gives a row other bits in a tree than alone" in caplog.text
+
+
+def test_a_native_pass_that_differs_from_the_stock_model_is_left_to_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_checkpoint(tmp_path, "llama", **SIZES)
+    monkeypatch.setattr(native_model, "norm_weight", lambda norm, family: 1.01 * norm.weight)
+    assert isinstance(load_model(str(folder), "cpu", "float32", kernels="auto"), CausalModel)
+    assert "differ from the stock model" in caplog.text
+
+
+def test_in_bfloat16_the_weights_and_the_inputs_of_products_are_rounded(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, "llama", **{**SIZES, "num_hidden_layers": 1})
+    ids = random_ids(20)
+    logits = {}
+    for dtype in DTYPES:
+        paged = PagedModel(load_model(str(folder), "cpu", dtype, kernels="native"), 8, 16)
+        logits[dtype] = paged.forward([open_segment(paged, 1, ids, TokenTree.bare())])[0]
+    stock = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager").float().eval()
+    )
+    with torch.inference_mode(), products_in_bfloat16(stock):
+        expected = stock(torch.tensor([ids])).logits[0, -1]
+    rounding = (logits["float32"] - logits["bfloat16"]).abs().max()
+    assert (logits["bfloat16"] - expected).abs().max() < 0.1 * rounding
+    assert NativeModel(stock, HiddenStates.NONE).is_bfloat16
