@@ -1,4 +1,4 @@
-"""Sampling in C++ for all rows of a pass, bit for bit as in `orchestrator/core/sampling`, the reference and fallback."""
+"""Sampling in C++ for all rows of a pass, bit for bit as in `orchestrator/core/sampling`, the reference."""
 
 from __future__ import annotations
 
@@ -124,7 +124,8 @@ class Sampler:
     def verify(self, steps: Sequence[Step], vocab_size: int, num_threads: int = 1) -> list[Verified]:
         """Decide every step by its own rule; `Rule.ENGINE` counts as `coupled`.
 
-        Invariant: each result equals that of `orchestrator.core.sampling.reference.decide` and depends only on its own step.
+        Invariant: each result equals that of `orchestrator.core.sampling.reference.decide`, and
+        depends only on its own step.
         """
         if not steps:
             return []

@@ -1,6 +1,7 @@
 """Counter-based random numbers: (seed, position, token) gives the same noise in every process; there is no state.
 
-Source: Philox4x32-10, Salmon et al. 2011 (Random123); docs/wire.md, Noise. Torch twin: `runtime/engine/sampling/noise.py`.
+Source: Philox4x32-10, Salmon et al. 2011 (Random123); docs/wire.md, Noise.
+Torch twin: `runtime/engine/sampling/noise.py`.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class Sampling:
 
     @property
     def needs_logits_processors(self) -> bool:
-        """True if the request changes logits before the temperature (orchestrator/core/sampling/logits_processors.py)."""
+        """True if logits are changed before the temperature (orchestrator/core/sampling/logits_processors.py)."""
         options = self.logits_options
         masked = options.grammar or options.allowed or options.bad_words or (self.min_tokens and options.end_ids)
         return bool(self.penalised or options.bias or masked)

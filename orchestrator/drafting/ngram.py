@@ -34,7 +34,8 @@ class Ngram(Proposer):
     """Samples a chain, token by token, from the tokens that followed the same context in counted text and responses.
 
     Invariant: over seeds, the token at node i is sampled from q[i − 1], with the noise of
-    `orchestrator.core.sampling.sampled_drafts`. At temperature 0 it is the most frequent one, the lowest id among equals.
+    `orchestrator.core.sampling.sampled_drafts`. At temperature 0 it is the most frequent one, the lowest id among
+    equals.
     Costs O(order) lookups per token.
     Source: Leviathan et al. 2023, arXiv:2211.17192, section 3.6 (trivial approximation models).
     """

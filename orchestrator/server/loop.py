@@ -105,8 +105,8 @@ class StepsOfRun:
 def generate(sequence: SequenceState, steps: Steps, guard: Guard, emit: Emit) -> None:
     """Generate until the output finishes or `guard` returns a reason to stop; emit steps that arrive together at once.
 
-    Invariant: under the rule `coupled`, the emitted tokens are those of `orchestrator.core.sampling.reference.generate`,
-    whatever the proposer (other rules: docs/sampling.md, Rules).
+    Invariant: under the rule `coupled`, the emitted tokens are those of
+    `orchestrator.core.sampling.reference.generate`, whatever the proposer (other rules: docs/sampling.md, Rules).
     Source: Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1; trees: SpecInfer, arXiv:2305.09781.
     """
     output, statistics, chunk = sequence.output, sequence.statistics, Chunk("", [], [])

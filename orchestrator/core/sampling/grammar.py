@@ -1,7 +1,8 @@
 """Structured output: compiles JSON schemas and regular expressions into matchers of the outputs that they allow.
 
 The library llguidance does the parsing; this module limits its work, and caches and shares the compiled grammars. A
-request's own matcher, which can roll back and so serves token trees, is in orchestrator/core/sampling/grammar_matcher.py.
+request's own matcher, which can roll back and so serves token trees, is in
+orchestrator/core/sampling/grammar_matcher.py.
 """
 
 from __future__ import annotations

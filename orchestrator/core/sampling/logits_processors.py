@@ -1,7 +1,7 @@
 """The logits processors, applied before the temperature: penalties, bias, masks (numpy, float64, one position).
 
-The reference for `runtime/engine/sampling/logits_processors.py`. Order: repetition, frequency and presence penalty, bias, then
-the masks: grammar, allowed ids, bad words, end ids before min_tokens (docs/sampling.md).
+The reference for `runtime/engine/sampling/logits_processors.py`. Order: repetition, frequency and presence penalty,
+bias, then the masks: grammar, allowed ids, bad words, end ids before min_tokens (docs/sampling.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The distribution of `orchestrator/core/sampling/distribution.py` in torch, for many rows, each with its own sampling."""
+"""The distribution of `orchestrator/core/sampling/distribution.py` in torch, for many rows, each sampled in its way."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ class LogitsProcessors:
     """Changes the logits of one request as its sampling says; keeps token counts between steps.
 
     prompt_len: how many tokens of the context are prompt.
-    Invariant: with these changes, a row equals that of `orchestrator.core.sampling.logits_processors.process_logits` for the
-    prompt and the output followed by the row's path.
+    Invariant: with these changes, a row equals that of `orchestrator.core.sampling.logits_processors.process_logits`
+    for the prompt and the output followed by the row's path.
     """
 
     def __init__(self, sampling: Sampling, prompt_len: int) -> None:
