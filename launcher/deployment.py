@@ -27,7 +27,7 @@ def models_to_load(config: ServingConfig, repository: Path) -> list[str]:
     named = [key for key in CHECKPOINTS if getattr(config, key)]
     for key in named:
         _check_checkpoint(key, getattr(config, key))
-    if config.has_runs:
+    if config.is_colocated:
         named = ["target"]  # the drafters are in its process
     for key in named:
         _check_model(key, repository, f"key {key}")

@@ -47,7 +47,9 @@ class Reloader:
                 return "reload: nothing has changed"
             self._number += 1
             reload = Reload(self._folder, self._number, after, changed)
-            engines = {*DRAFTERS} if before.has_runs else {"target", *DRAFTERS}  # these read nothing that can change
+            engines = (
+                {*DRAFTERS} if before.is_colocated else {"target", *DRAFTERS}
+            )  # these read nothing that can change
             asked = {pid: model for pid, model in processes.items() if model not in engines}
             if failed := reload.ask(Phase.PREPARE, asked, self._limit_s):
                 reload.abort()

@@ -93,7 +93,7 @@ IN_TARGET = Layout(KINDS, SERVING, SETTINGS, 90.0)
 #: A running server cannot change drafters that have processes of their own.
 OWN_PROCESSES = Layout(
     (*KINDS, "draft", *HEADS),
-    f'{SERVING}runs = false\ndraft = "draft"\n',
+    f'{SERVING}placement = "separate"\ndraft = "draft"\n',
     ("max_running = 16\nremember_tokens = 2000\n", "max_running = 12\nremember_tokens = 1000\n"),
     HEAL_LIMIT_S,
 )
@@ -470,7 +470,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         const=OWN_PROCESSES,
         default=IN_TARGET,
         dest="layout",
-        help="each drafter in a process of its own (runs = false), which is killed and stopped like the others",
+        help="each drafter in a process of its own (placement separate), which is killed and stopped like the others",
     )
     options = parser.parse_args(arguments)
     minutes = options.minutes or (math.inf if options.times else 30.0)

@@ -68,7 +68,7 @@ class PublicHost:
         self._drain = Drain(folder) if folder else None
         self._breakers: dict[str, Breaker[DraftAnswer]] = {
             name: Breaker(name, config.max_running, config.draft_timeout_ms / 1000)
-            for name in (() if config.has_runs else config.drafters)
+            for name in (() if config.is_colocated else config.drafters)
         }
         self._drafter_exporters = {
             name: MetricsExporter(DRAFT_FAMILIES, model=args["model_name"], drafter=name) for name in self._breakers
@@ -94,7 +94,7 @@ class PublicHost:
         builder = RequestBuilder(config, checkpoint, drafters, sources.grammars, self._streams, capabilities)
         served = Served(config, memory, sources, builder)
         try:
-            if not (config.has_runs and builder.default.plan.drafter):  # the target's process has the drafter
+            if not (config.is_colocated and builder.default.plan.drafter):  # the target's process has the drafter
                 builder.default.plan.proposer(self._dependencies(served, builder.default))
         except RequestError as error:
             raise ConfigError(f"default_speculation: {error}") from None
@@ -159,7 +159,7 @@ class PublicHost:
             served.builder,
             partial(self._steps, served),
             self._refuse,
-            None if served.config.has_runs else served.memory,  # runs are remembered in the target's process
+            None if served.config.is_colocated else served.memory,  # runs are remembered in the target's process
             self._metrics,
             self._traces,
             request.request_id(),
@@ -216,7 +216,7 @@ class PublicHost:
         self, served: Served, request: GenerationRequest, sequence: SequenceState, target: BlsTargetClient
     ) -> Steps:
         """Return the steps of a sequence, from a run of the target's engine if it serves runs."""
-        if served.config.has_runs:
+        if served.config.is_colocated:
             take = partial(target.take, sequence.context, sequence.sampling, sequence.options, request.run)
             return StepsOfRun(sequence, take)
         return StepByStep(sequence, target, request.plan.proposer(self._dependencies(served, request)))

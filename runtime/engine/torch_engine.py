@@ -67,7 +67,7 @@ def start_target(paged: PagedModel, config: ServingConfig) -> tuple[TargetThread
         StepRequest(delta, tree, Sampling(1.0, top_p=0.9), StepOptions(), 1000),
     ]
     thread = TargetThread(TargetEngine(paged), "target-engine", paged.model.prepare, _grammars(config, paged))
-    thread.pass_costs = measured_costs(paged) if config.has_runs else None
+    thread.pass_costs = measured_costs(paged) if config.is_colocated else None
     thread.warm_up(warm_up)
     return thread, paged.model
 

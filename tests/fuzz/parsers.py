@@ -215,7 +215,9 @@ MANIFEST = {
 
 PARSERS = {
     "wire": Parser(_wire, _wire_seeds()),
-    "deployment": Parser(_deployment, ((ROOT / "serving.toml").read_bytes(), b'target = "x"\nruns = false\n')),
+    "deployment": Parser(
+        _deployment, ((ROOT / "serving.toml").read_bytes(), b'target = "x"\nplacement = "separate"\n')
+    ),
     "environment": Parser(
         _environment,
         (

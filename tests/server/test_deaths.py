@@ -43,7 +43,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 #: The draft model in a process of its own, and in the target's.
 Params = tuple[tuple[str, ...], dict[str, str]]
-APART: Params = (("runs = false",), {})
+APART: Params = (('placement = "separate"',), {})
 TOGETHER: Params = ((), {})
 
 

@@ -97,7 +97,7 @@ def served(checkpoints: Path, script: Script, tmp_path_factory: pytest.TempPathF
     folder = link(checkpoints, tmp_path_factory.mktemp("drafters"))
     models = repository(folder, "target", "speculative", "speculative_unary", draft="draft.py")
     environ = {"SCRIPT_FOLDER": str(script.folder)}
-    config = deployment(folder, 'draft = "draft"', "runs = false")
+    config = deployment(folder, 'draft = "draft"', 'placement = "separate"')
     with serving(config, repository=models, env=environ, stop_limit_s=STOP_LIMIT_S) as running:
         yield running
 
@@ -227,7 +227,7 @@ def test_hanging_drafter_holds_up_neither_requests_nor_the_end_of_the_server(
 def test_a_draft_model_in_a_process_of_its_own_drafts_trees(linked: Path) -> None:
     """It is the target itself: each step of a tree accepts a path, deterministic or sampled."""
     tree = '{"top_k": 3, "draft_len": 4, "min_prob": 0, "adaptive": false}'
-    with serving(deployment(linked, 'draft = "target"', "runs = false")) as running:
+    with serving(deployment(linked, 'draft = "target"', 'placement = "separate"')) as running:
         for name, inputs in (
             TASKS | {"rejection": {**TASKS["sampled"], "temperature": 1.0, "rule": "rejection"}}
         ).items():

@@ -38,7 +38,9 @@ def script(tmp_path: Path) -> Script:
 @pytest.fixture
 def scripted(linked: Path, script: Script) -> dict[str, Any]:
     """The options of a server over the scripted target, where two requests run at once and one waits."""
-    config = deployment(linked, "max_running = 2", "max_waiting = 1", "runs = false", 'default_speculation = "none"')
+    config = deployment(
+        linked, "max_running = 2", "max_waiting = 1", 'placement = "separate"', 'default_speculation = "none"'
+    )
     models = repository(linked, "speculative", "speculative_unary", target="target.py")
     return {"config": config, "repository": models, "environ": {"SCRIPT_FOLDER": str(script.folder)}}
 

@@ -122,7 +122,7 @@ def test_a_drafter_that_is_named_no_more_is_refused_and_can_come_back(deployed: 
         (["max_tokens_limit = 0"], "max_tokens_limit must be"),
         (["kv_memory_mb = 64"], "not TOML"),  # named twice
         (["block_tokens = 8"], "block_tokens 16 -> 8: block_tokens cannot be changed while the server runs"),
-        (["runs = false"], "(a rolling restart; a reload may change max_running,"),
+        (['placement = "separate"'], "(a rolling restart; a reload may change max_running,"),
         (['ngram_tables = "draft"'], "cannot read"),
         (['eagle = "draft"'], "hidden states that the target does not keep"),
     ],

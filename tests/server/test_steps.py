@@ -58,7 +58,7 @@ def scripted(checkpoints: Path, script: Script, tmp_path_factory: pytest.TempPat
         f"max_running = {MAX_RUNNING}",
         f"max_waiting = {MAX_WAITING}",
         'default_speculation = "none"',
-        "runs = false",
+        'placement = "separate"',
     )
     models = repository(folder, "speculative", "speculative_unary", target="target.py")
     with serving(config, repository=models, env={"SCRIPT_FOLDER": str(script.folder)}) as running:

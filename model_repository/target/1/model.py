@@ -17,9 +17,9 @@ from runtime.engine.runs import Runs
 
 class TritonPythonModel(EngineModel):
     def load(self, args: dict[str, str], config: ServingConfig) -> EngineHost[StepRequest | TakeSteps]:
-        self._drafters = load_drafters(config) if config.has_runs else {}
+        self._drafters = load_drafters(config) if config.is_colocated else {}
         engine, model = build_target(config, caller_beside(args["model_repository"]))
-        if config.has_runs:
+        if config.is_colocated:
             self._pass_costs = engine.pass_costs
             self._proposers = RunProposers(config, self._drafters, self._pass_costs)
             engine = self._runs = Runs(engine, self._proposers)

@@ -114,9 +114,10 @@ class ServingConfig(Declaration):
     max_nodes: int = Field(MAX_NODES, ge=1, le=MAX_NODES)
     #: how long a step waits for a drafter before it continues without drafts
     draft_timeout_ms: int = Field(250, ge=1, le=60_000)
-    #: true = methods draft in the target's process, which then has the drafters, for several steps per call
-    #: (docs/wire.md, Runs); false = the loop drafts, and each drafter is a Triton model of its own
-    runs: bool = True
+    #: where drafting happens: `colocated` = in the target's process, which then has the drafters and runs several steps
+    #: per call (docs/wire.md, Runs); `separate` = in the loop, and each drafter is a Triton model of its own, as always
+    #: with compiled engines
+    placement: Literal["colocated", "separate"] = "colocated"
     #: folder of token statistics for the method `ngram` (docs/methods/ngram.md, Tables); empty = not loaded
     ngram_tables: str = ""
     #: folder of indexed text for `auto`, `suffix` and `ngram` to draft from (docs/methods/suffix.md, Corpus); empty =
@@ -126,9 +127,9 @@ class ServingConfig(Declaration):
     remember_tokens: int = Field(0, ge=0, le=4_000_000)
 
     @property
-    def has_runs(self) -> bool:
-        """True if the target's engine serves runs; then the drafters are in its process, too."""
-        return self.runs and self.engine == "torch"
+    def is_colocated(self) -> bool:
+        """True if the target's process drafts; then it has the drafters, too."""
+        return self.placement == "colocated" and self.engine == "torch"
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -157,6 +158,8 @@ def load_config(path: str | os.PathLike[str], environ: Mapping[str, str] = os.en
 
     values = read_toml(file, "deployment")
     values |= {key: parse_text(ServingConfig, key, environ[name]) for key, name in variables.items()}
+    if "runs" in values:
+        raise ConfigError(f'runs has become placement: "colocated" for true, "separate" for false ({where("runs")})')
     config = validate(ServingConfig, {"target": "", **values}, where)
     if not config.target:
         raise ConfigError(f"target is missing: name the model to serve, a folder or a hub id (key target in {file})")

@@ -57,7 +57,7 @@ COMMITS = (Phase.COMMIT_ENGINE, Phase.COMMIT)
 
 def live_keys(config: ServingConfig) -> tuple[str, ...]:
     """Return the keys that this deployment can change while it runs."""
-    return LIVE + LIVE_WITH_RUNS if config.has_runs else LIVE
+    return LIVE + LIVE_WITH_RUNS if config.is_colocated else LIVE
 
 
 class ReloadListener:

@@ -172,7 +172,7 @@ def test_models_to_load_are_those_named_and_the_public_ones(tmp_path):
     repository = make_repository(tmp_path / "r", "target", "draft", "medusa", "speculative")
     target, draft = make_checkpoint(tmp_path / "t"), make_checkpoint(tmp_path / "d")
     assert models_to_load(ServingConfig(target=target), repository) == ["target", "speculative"]
-    apart = ServingConfig(target=target, draft=draft, runs=False)
+    apart = ServingConfig(target=target, draft=draft, placement="separate")
     assert models_to_load(apart, repository) == ["target", "draft", "speculative"]
 
 
@@ -195,7 +195,7 @@ def test_models_to_load_drafters_of_runs_are_in_the_target_s_process(tmp_path):
 
 def test_models_to_load_drafter_without_a_triton_model_is_refused(tmp_path):
     repository = make_repository(tmp_path / "r", "target", "speculative")
-    config = ServingConfig(target="owner/name", medusa="owner/heads", runs=False)
+    config = ServingConfig(target="owner/name", medusa="owner/heads", placement="separate")
     with pytest.raises(ConfigError, match=r"no Triton model 'medusa' .* speculative, target \(key medusa\)"):
         models_to_load(config, repository)
 

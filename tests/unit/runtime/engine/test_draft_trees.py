@@ -381,7 +381,7 @@ def test_more_is_accepted_of_a_sampled_tree_than_of_chosen_tokens(world: World) 
 
 
 def test_a_thread_of_its_own_answers_with_the_same_trees(folder: Path) -> None:
-    """As with `runs = false`, where the draft model is a Triton model of its own."""
+    """As with `placement = "separate"`, where the draft model is a Triton model of its own."""
     thread: EngineThread[DraftRequest] = EngineThread(DraftEngine(make_paged(folder), SHARPNESS), "test-draft")
     thread.start()
     try:

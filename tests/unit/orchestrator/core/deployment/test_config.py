@@ -180,3 +180,10 @@ def test_config_shipped_file_is_the_default_but_for_its_models():
 
 def test_config_every_drafter_of_a_method_is_a_key():
     assert set(CHECKPOINTS) == {"target", *DRAFTERS} <= set(ServingConfig.model_fields)
+
+
+def test_key_that_was_renamed_is_refused_with_its_successor(tmp_path):
+    file = tmp_path / "serving.toml"
+    file.write_text('target = "owner/name"\nruns = false\n')
+    with pytest.raises(ConfigError, match=r'runs has become placement: .*"separate" for false \(key runs in '):
+        load_config(file, {})

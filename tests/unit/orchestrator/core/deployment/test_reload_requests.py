@@ -179,10 +179,10 @@ def test_what_a_reload_may_change(tmp_path: Path) -> None:
     stamps = stamps_of(CONFIG)
     assert changed_keys(CONFIG, NEW, stamps, stamps) == ["max_running"]
     assert described(CONFIG, NEW, ["max_running", "draft"]) == "max_running 32 -> 3, draft (its files)"
-    for update in ({"target": "u"}, {"dtype": "bfloat16"}, {"runs": False}):
+    for update in ({"target": "u"}, {"dtype": "bfloat16"}, {"placement": "separate"}):
         with pytest.raises(ConfigError, match=f"{next(iter(update))} cannot be changed .* rolling restart"):
             changed_keys(CONFIG, CONFIG.model_copy(update=update), stamps, stamps)
-    apart = CONFIG.model_copy(update={"runs": False})
+    apart = CONFIG.model_copy(update={"placement": "separate"})
     with pytest.raises(ConfigError, match="draft cannot be changed"):
         changed_keys(apart, apart.model_copy(update={"draft": "d"}), stamps, stamps)
     with pytest.raises(ConfigError, match=r"target \(its files\): target cannot be changed"):
