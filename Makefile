@@ -36,7 +36,7 @@ TORCH_FITS := from importlib.metadata import version as v; exit(not (2, 11) <= t
 
 .DEFAULT_GOAL := help
 # build, tests, docker, gateway and clients are folders: no target may be mistaken for one.
-.PHONY: help setup demo serve reload gateway test failover soak overload neighbour exact audit audit-full fuzz fuzz-parsers bench paper profile load load-ui lint configuration lock models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
+.PHONY: help setup demo serve reload gateway test test-long failover soak overload neighbour exact audit audit-full fuzz fuzz-parsers bench paper profile load load-ui lint configuration lock models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ gateway: $(VENV)/.serve ## a server, OpenAI's API before it, the playground: mak
 test: $(VENV)/.dev ## unit tests, then tests against a real server
 	@$(PY) -m pytest -n $(WORKERS) --dist worksteal tests/unit
 	@$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/server
+
+test-long: $(VENV)/.dev ## proofs at size and under faults (docs/long-tests.md): make test-long ARGS=tests/server/test_failover.py
+	@$(PY) -m pytest -m long $(or $(ARGS),tests)
 
 exact: $(VENV)/.dev ## every method against transformers, 40 prompts x 128 tokens (long)
 	@$(PY) -m tests.exact $(ARGS)

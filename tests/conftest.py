@@ -1,4 +1,4 @@
-"""No test is timed by hypothesis: a loaded machine may stop any of them for seconds (docs/figures/tests_under_load.md)."""
+"""No test is timed by hypothesis: a loaded machine may stop any of them for seconds."""
 
 from __future__ import annotations
 

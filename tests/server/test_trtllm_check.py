@@ -13,7 +13,7 @@ from orchestrator.core.deployment.engine_manifest import read_manifest
 from tests.server.conftest import repository
 from tests.standin.container_tools import install
 
-pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def outcomes_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *words: str, **scripted: str) -> dict[Any, Any]:

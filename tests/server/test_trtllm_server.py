@@ -21,7 +21,7 @@ from tests.standin.engine_folder import BUILD_MODES, SPEC, make_engine, tree_of
 from tests.support.clients import Answer, Stream, ask, generate, metric, until
 from tests.support.executor_journal import ExecutorJournal
 
-pytestmark = [pytest.mark.server, pytest.mark.slow]
+pytestmark = [pytest.mark.server, pytest.mark.long]
 
 PROMPT = "the quick brown fox jumps over the lazy dog the quick"
 NUM_TOKENS = 24
