@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.launches import Requests, count, small_engine
 from orchestrator.core.context import Context
 from orchestrator.core.messages.context import delta_of
 from orchestrator.core.sampling_params import Sampling
@@ -25,6 +24,7 @@ from runtime.engine.kv.sequences import SequenceTable
 from runtime.engine.staging import stage
 from runtime.engine.target import TargetEngine
 from runtime.models.attention import paged_tree_attention
+from tests.support.launches import Requests, count, small_engine
 
 RNG = np.random.default_rng(3)
 HEADS, KV_HEADS, HEAD_DIM, BLOCK, WINDOW, SCALING = 6, 2, 8, 4, 7, 0.4

@@ -11,7 +11,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.launches import count
 from benchmarks.stock_model import StockModel
 from orchestrator.core.context import Context
 from orchestrator.core.messages.context import delta_of
@@ -24,6 +23,7 @@ from runtime.engine.calls import EngineCall
 from runtime.engine.target import TargetEngine
 from runtime.models.fused import fuse_norms
 from tests.support.engines import EngineTarget, make_paged, start_target
+from tests.support.launches import count
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
 
 RNG = np.random.default_rng(3)

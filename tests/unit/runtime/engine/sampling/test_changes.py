@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.launches import count
 from orchestrator.core.context import Context
 from orchestrator.core.sampling.logits_processors import process_logits
 from orchestrator.core.sampling_params import LogitsOptions, Sampling
 from runtime.engine.sampling import changes as module
 from runtime.engine.sampling.changes import Changes, processed
 from runtime.engine.sampling.logits_processors import LogitsProcessors
+from tests.support.launches import count
 
 V, PROMPT, OUTPUT, PATHS = 30, [1, 2, 3, 4], [5, 6, 5], ((), (7,), (7, 6))
 SAMPLINGS = (

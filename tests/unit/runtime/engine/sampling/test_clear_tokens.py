@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.launches import count
 from orchestrator.core.noise import gumbel
 from orchestrator.core.sampling.distribution import sample
 from orchestrator.core.sampling_params import Sampling
@@ -18,6 +17,7 @@ from runtime.engine.sampling import clear_tokens as module
 from runtime.engine.sampling import distribution
 from runtime.engine.sampling.clear_tokens import UNCLEAR, clear_tokens
 from runtime.engine.sampling.distribution import target_tokens
+from tests.support.launches import count
 
 SAMPLINGS = (
     Sampling(), Sampling(1.0), Sampling(0.4), Sampling(0.8, top_k=40), Sampling(0.8, top_k=1), Sampling(1.0, top_p=0.9),

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.launches`: what a pass of the torch engine asks of a GPU, counted on the CPU.
+"""What a pass of the torch engine asks of a GPU, counted on the CPU.
 
 A GPU launches a kernel for each operation that is not a view, and waits where the host reads a result. Both depend only
 on the code, so they are counted without a GPU: for a small random Llama in float64, whose linear layers are torch's own
@@ -7,8 +7,6 @@ as on a GPU, whose segments attend in groups as there, and with the torch code o
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -37,12 +35,6 @@ from runtime.models.load import load_model
 NUM_LAYERS, VOCAB_SIZE, BLOCK_TOKENS, DEPTH = 4, 512, 16, 4
 #: Contexts are this long and up to 9 tokens longer: no step fills a block, which would be found by content afterwards.
 NUM_CONTEXT = 2 * BLOCK_TOKENS + 1
-SAMPLINGS = {
-    "greedy": Sampling(),
-    "temperature": Sampling(0.8, seed=1),
-    "top-p": Sampling(0.8, top_p=0.95, seed=1),
-    "top-k and top-p": Sampling(0.8, top_k=40, top_p=0.95, seed=1),
-}
 #: Operations without a kernel: allocations, and what wraps or reads a host tensor.
 WITHOUT_KERNEL = ("empty", "lift_fresh", "_local_scalar_dense", "_unsafe_view", "detach")
 COPIES = (torch.tensor, torch.as_tensor, Tensor.new_tensor, Tensor.to)
@@ -151,37 +143,3 @@ class Requests:
     def _request(self, index: int, tree: TokenTree) -> StepRequest:
         delta = delta_of(Context(self._contexts[index]), 0, 1 + index, "")
         return StepRequest(delta, tree, self._sampling, StepOptions(), 60_000)
-
-
-def launches(engine: TargetEngine, number: int, sampling: Sampling, has_trees: bool) -> Launches:
-    """Return what a step of `number` requests launches."""
-    requests = Requests(engine, number, sampling)
-    trees = requests.trees() if has_trees else [TokenTree.bare()] * number
-    requests.step(trees)
-    return count(lambda: requests.step(trees))
-
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.launches", description=__doc__)
-    parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32], help="requests in a pass")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Count and print the table."""
-    options = parse(arguments)
-    print(f"{NUM_LAYERS} layers\n\n| step | requests | operations | copies to the device | waits |")
-    print("|---|---:|---:|---:|---:|")
-    with small_engine() as engine:
-        for name, sampling in SAMPLINGS.items():
-            for has_trees in (False, True):
-                for number in options.requests:
-                    found = launches(engine, number, sampling, has_trees)
-                    kind = f"tree of {2 * DEPTH}" if has_trees else "plain"
-                    print(f"| {kind}, {name} | {number} | {' | '.join(map(str, found))} |", flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
