@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, logging
 
 from orchestrator.core.arrays import FloatArray
 from runtime.models.fused import fuse_norms
+from runtime.models.stock import read_pretrained
 
 
 class StockModel:
@@ -21,8 +22,10 @@ class StockModel:
 
     def __init__(self, folder: Path, dtype: str = "float64", exact_norms: bool = True) -> None:
         logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-        model: Any = AutoModelForCausalLM
-        self.model = model.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="sdpa").eval()
+        model = read_pretrained(
+            AutoModelForCausalLM, str(folder), dtype=getattr(torch, dtype), attn_implementation="sdpa"
+        )
+        self.model: Any = model.eval()
         if dtype == "float64" and exact_norms:
             fuse_norms(self.model)
 

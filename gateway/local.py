@@ -142,7 +142,7 @@ def serving(config: str, num_replicas: int) -> Iterator[list[str]]:
 
 
 def target_of(config: str) -> str:
-    """Return the checkpoint that a deployment serves, as its file or the environment names it."""
+    """Return the checkpoint that a deployment serves, as its file or the environment names it; a folder of GGUF's."""
     path = Path(config)
     try:
         declared = tomllib.loads(path.read_text(encoding="utf-8-sig")).get("target", "")
@@ -155,4 +155,15 @@ def target_of(config: str) -> str:
         raise SettingsError(
             f"target {abbreviated(target)} names no folder: {error} ({path}, or SERVING_TARGET)"
         ) from None
+    if local.suffix.lower() == ".gguf":
+        return _folder_of_gguf(local)
     return str(local) if local.is_dir() else str(target)
+
+
+def _folder_of_gguf(file: Path) -> str:
+    """Return the folder with the tokenizer of a GGUF file, which the server's own code writes."""
+    command = [sys.executable, "-m", "orchestrator.core.deployment.gguf_checkpoint", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SettingsError(done.stderr.strip().removeprefix("error: "))
+    return done.stdout.strip()

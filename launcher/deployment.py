@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.core.deployment.config import BACKEND_MODELS, CHECKPOINTS, ServingConfig, load_config
+from orchestrator.core.deployment.gguf_file import is_gguf
 from orchestrator.core.errors import ConfigError
 
 #: The public models; each is loaded if the repository has it.
@@ -52,6 +53,8 @@ def _check_model(model: str, repository: Path, where: str) -> None:
 
 def _check_checkpoint(key: str, value: str) -> None:
     """Raise ConfigError for a path without a checkpoint; the engine looks up hub ids itself."""
-    if Path(value).is_absolute() and not (Path(value) / "config.json").is_file():
+    if is_gguf(value) and not Path(value).is_file():
+        raise ConfigError(f"the GGUF file {value} does not exist (key {key})")
+    if Path(value).is_absolute() and not is_gguf(value) and not (Path(value) / "config.json").is_file():
         what = "has no config.json" if Path(value).is_dir() else "does not exist"
         raise ConfigError(f"the checkpoint folder {value} {what} (key {key}; a hub id is written owner/name)")

@@ -17,6 +17,7 @@ from orchestrator.core.errors import ConfigError, first_line
 from runtime.models.features import layers_of
 from runtime.models.heads.checkpoint.target_tables import fingerprint
 from runtime.models.native.families import kv_numbers
+from runtime.models.stock import read_pretrained
 
 
 class Batch(NamedTuple):
@@ -141,7 +142,7 @@ def load_target(name: str, device: str, reads_layers: bool, dtype: str = "float3
         identity = fingerprint(name)
         # On the CPU targets are small, and loaded in float32 their states are float32 too.
         stored = getattr(torch, dtype) if device.startswith("cuda") else torch.float32
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=stored, trust_remote_code=False)
+        model = read_pretrained(AutoModelForCausalLM, name, dtype=stored)
         return FrozenTarget(name, nn.Module.to(model, device), reads_layers, identity)
     except (ConfigError, AttributeError, OSError, ValueError, RuntimeError) as error:
         raise BuildError(f"the target {name} cannot be used: {first_line(error)}") from error

@@ -18,6 +18,7 @@ from build.heads.json_documents import ChatTemplate, ParsedText, parse_lines
 from build.workspace import TrainingText, Workspace
 from orchestrator.core.deployment.checkpoint import read_checkpoint
 from orchestrator.core.errors import ConfigError, first_line
+from runtime.models.stock import read_pretrained
 
 #: A text file is cut at line ends into documents of about this many characters, some of which are held out.
 DOCUMENT_CHARS = 8_000
@@ -121,7 +122,7 @@ def target_tokenizer(target: str) -> TargetTokenizer:
     """Load the target's tokenizer and chat template; raises BuildError if it has no tokenizer."""
     try:
         tokenizer = read_checkpoint(target).tokenizer
-        whole: Any = AutoTokenizer.from_pretrained(target, trust_remote_code=False)
+        whole: Any = read_pretrained(AutoTokenizer, target)
     except (ConfigError, OSError, ValueError) as error:
         raise BuildError(f"{target} has no tokenizer: {first_line(error)}") from error
     tokenizer.no_truncation()  # some tokenizer files ask for it, and documents are longer than prompts

@@ -34,6 +34,7 @@ from runtime.models.heads.sharpness import Sharpness
 from runtime.models.load import check_device, load_model
 from runtime.models.native.families import kv_numbers
 from runtime.models.native.model import NativeModel
+from runtime.models.stock import read_pretrained
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ def build_draft(config: ServingConfig, caller: ModelCaller) -> tuple[EngineThrea
 
 def load_draft(config: ServingConfig) -> DraftEngine:
     """Load the draft model, with a cache for as many tokens as the target's; raises ConfigError if it cannot serve."""
-    draft, target = (AutoConfig.from_pretrained(model) for model in (config.draft, config.target))
+    draft, target = (read_pretrained(AutoConfig, model) for model in (config.draft, config.target))
     share = kv_numbers(draft.get_text_config()) / kv_numbers(target.get_text_config())
     memory_mb = max(math.ceil(config.kv_memory_mb * share), 1)
     measured = validate_config(MeasuredKeys, draft.to_dict(), f"{config.draft}/config.json").sharpness

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -17,6 +16,7 @@ from runtime.models.causal_lm import CausalModel, adapt
 from runtime.models.check import check_against_stock, check_bits, products_in_bfloat16, stock_log_probs
 from runtime.models.native.families import rope_types, unsupported
 from runtime.models.native.model import NativeModel
+from runtime.models.stock import read_pretrained, resolve
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def load_model(
     features: HiddenStates = HiddenStates.NONE,
     kernels: Kernels = "torch",
 ) -> CausalModel | NativeModel:
-    """Load a Hugging Face checkpoint for our forward pass; raises ConfigError, with the reason, if that fails.
+    """Load a folder, hub id or GGUF file for our forward pass; raises ConfigError, with the reason, if that fails.
 
     kernels: auto = the native forward pass if it supports this model and machine and is right, else torch;
     native = the native forward pass, or the reason why it cannot be used as a ConfigError.
@@ -54,7 +54,7 @@ def load_model(
     if kernels == "native" and device.type != "cpu":
         raise native_refused(folder, f"it runs on a CPU, not on {device_name}")
     source = resolve(folder)
-    config = _read(AutoConfig, source)
+    config = read_pretrained(AutoConfig, source)
     check_supported(config.get_text_config(), folder)
     model = _load_stock(source, dtype)
     if not getattr(model, "_supports_attention_backend", False):
@@ -137,7 +137,7 @@ def _load_stock(source: str, dtype: torch.dtype) -> Any:
     """
     # There are no fused products of experts in float64.
     options = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
-    model, report = _read(
+    model, report = read_pretrained(
         AutoModelForCausalLM, source, dtype=dtype, attn_implementation="eager", output_loading_info=True, **options
     )
     if missing := sorted(report["missing_keys"]):
@@ -145,21 +145,6 @@ def _load_stock(source: str, dtype: torch.dtype) -> Any:
             f"{source}: the checkpoint lacks {len(missing)} of the model's weights (the first: {missing[0]})"
         )
     return model
-
-
-def _read(kind: Any, source: str, **options: Any) -> Any:
-    """Read a configuration or a model with one of transformers' Auto classes."""
-    try:
-        return kind.from_pretrained(source, trust_remote_code=False, **options)
-    except Exception as error:
-        raise ConfigError(f"{source}: not a readable checkpoint: {first_line(error)}") from error
-
-
-def resolve(folder: str) -> str:
-    """Return `folder`, which must exist if it is a path; anything else is a hub id that transformers looks up."""
-    if folder.startswith(("/", ".")) and not Path(folder).is_dir():
-        raise ConfigError(f"the checkpoint folder {folder} does not exist (a hub id is written owner/name)")
-    return folder
 
 
 def check_supported(config: PretrainedConfig, folder: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from orchestrator.core.declarations import ConfigKeys, as_object, read_json_file, validate_config
+from orchestrator.core.deployment.gguf_checkpoint import checkpoint_folder
 from orchestrator.core.errors import ConfigError, abbreviated
 
 
@@ -43,7 +44,7 @@ class _Sizes(ConfigKeys):
 
 
 def read_checkpoint(source: str) -> Checkpoint:
-    """Read a checkpoint folder or hub id; raises ConfigError naming the file that is missing or broken."""
+    """Read a checkpoint: a folder, hub id or GGUF file; ConfigError names the file that is missing or broken."""
     config = read_json(source, "config.json")
     if config is None:
         raise ConfigError(f"{source}: config.json is missing")
@@ -97,6 +98,7 @@ def _size(config: dict[str, Any], *names: str, default: int = 0) -> int:
 
 
 def _find(source: str, name: str) -> Path | None:
+    source = checkpoint_folder(source)
     if Path(source).is_dir():
         file = Path(source) / name
         return file if file.is_file() else None

@@ -50,9 +50,9 @@ class ServingConfig(Declaration):
     """
 
     # Models
-    #: the model whose text is served: a folder or a hub id (`owner/name`)
+    #: the model whose text is served: a folder, a GGUF file or a hub id (`owner/name`)
     target: str
-    #: the draft model of the method `draft_model`: a folder or a hub id; empty = not loaded
+    #: the draft model of the method `draft_model`: a folder, a GGUF file or a hub id; empty = not loaded
     draft: str = ""
     #: the heads of the method `medusa`: a folder or a hub id; empty = not loaded
     medusa: str = ""

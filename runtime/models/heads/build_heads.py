@@ -29,6 +29,7 @@ from runtime.models.heads.engines.redrafter import RedrafterEngine
 from runtime.models.load import DTYPES, check_device, native_refused
 from runtime.models.native.head_weights import unsupported_head
 from runtime.models.native.heads import NativeHead
+from runtime.models.stock import read_pretrained
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ MAX_PREPARED_ROWS = 64
 
 def _eagle(head: Any, config: ServingConfig, native: NativeHead | None) -> HeadEngine:
     # The head has one layer where the target has `depth`, so 1/depth of the memory holds about as many tokens.
-    depth = AutoConfig.from_pretrained(config.target).get_text_config().num_hidden_layers
+    depth = read_pretrained(AutoConfig, config.target).get_text_config().num_hidden_layers
     memory_mb = max(config.kv_memory_mb // depth, 1)
     return EagleEngine(head, memory_mb, config.block_tokens, config.prefix_sharing, native)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from orchestrator.core.declarations import Model, validate_config
 from orchestrator.core.deployment.checkpoint import read_json
 from orchestrator.core.errors import ConfigError, first_line
-from runtime.models.load import resolve
+from runtime.models.stock import resolve
 
 #: Searched in this order.
 WEIGHT_FILES = (

@@ -13,8 +13,11 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
+from orchestrator.core.deployment.gguf_file import is_gguf
 from orchestrator.core.errors import ConfigError
+from runtime.models.gguf import read_weights
 from runtime.models.heads.checkpoint.files import local_folder, read_tensors
+from runtime.models.stock import read_pretrained
 
 #: The fingerprint reads this many pages of this size from each tensor, evenly spread; small tensors are read whole.
 NUM_SAMPLES, SAMPLE_BYTES = 16, 4096
@@ -45,10 +48,15 @@ class TargetTables(NamedTuple):
 
 def read_tables(target: str, dtype: torch.dtype, device: torch.device) -> TargetTables:
     """Read the two tables of a checkpoint, and its fingerprint; raises ConfigError if a table is missing."""
-    config = AutoConfig.from_pretrained(target, trust_remote_code=False)
+    config = read_pretrained(AutoConfig, target)
     embedding, lm_head = _table_names(config)
-    files = _weight_files(target)
-    tables = {name: _read(files, name, target).to(device, dtype) for name in {embedding, lm_head}}
+    if is_gguf(target):
+        weights = read_weights(target)
+        found = {name: weights.tensors[name].dequantized() for name in {embedding, lm_head}}
+    else:
+        files = _weight_files(target)
+        found = {name: _read(files, name, target) for name in {embedding, lm_head}}
+    tables = {name: table.to(device, dtype) for name, table in found.items()}
     depth = config.get_text_config().num_hidden_layers
     return TargetTables(target, tables[embedding], tables[lm_head], depth, fingerprint(target))
 
@@ -65,10 +73,13 @@ def fingerprint(target: str) -> str:
     """Return a hash over the target's tensors: the name, type and shape of each, and 16 pages spread over it.
 
     At most 64 KiB of a tensor are read, whatever the model's size. Any contiguous difference that covers a fifteenth of
-    a tensor is detected; one between two pages is not. Return "" if the weights are not safetensors.
+    a tensor is detected; one between two pages is not. Return "" if the weights are neither safetensors nor GGUF.
     """
-    files = [file for file in _weight_files(target) if file.suffix == ".safetensors"]
-    digests = sorted(part for file in files for part in _samples(file))
+    if is_gguf(target):
+        digests = sorted(_samples_of_gguf(target))
+    else:
+        files = [file for file in _weight_files(target) if file.suffix == ".safetensors"]
+        digests = sorted(part for file in files for part in _samples(file))
     return hashlib.sha256("\n".join(digests).encode()).hexdigest() if digests else ""
 
 
@@ -84,6 +95,14 @@ def _samples(file: Path) -> Iterator[str]:
                 stream.seek(8 + length + begin + offset)
                 sample.update(stream.read(size))
             yield f"{name} {entry['dtype']} {entry['shape']} {sample.hexdigest()}"
+
+
+def _samples_of_gguf(target: str) -> Iterator[str]:
+    for name, tensor in read_weights(target).tensors.items():
+        content, sample = tensor.blocks.reshape(-1), hashlib.sha256()
+        for offset, size in _pages(len(content)):
+            sample.update(content[offset : offset + size].tobytes())
+        yield f"{name} {tensor.kind.name} {list(tensor.shape)} {sample.hexdigest()}"
 
 
 def _pages(num_bytes: int) -> list[tuple[int, int]]:
