@@ -6,10 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from benchmarks.deployment import ROOT
 from clients.demo import Prompt
+from orchestrator.core.deployment.checkpoint import read_tokenizer
 
 PROMPTS = ROOT / "tests/data/prompts"
 
@@ -27,7 +26,7 @@ def prompts_of_length(
     target: str, held_out: Mapping[str, Sequence[Prompt]], task: str, num_tokens: int, count: int
 ) -> list[Prompt]:
     """Return up to `count` prompts of `num_tokens` tokens each, cut from the held-out prompts one after the other."""
-    tokenizer = Tokenizer.from_file(str(Path(target) / "tokenizer.json"))
+    tokenizer = read_tokenizer(Path(target) / "tokenizer.json")
     ids = tokenizer.encode("\n".join(prompt.text for some in held_out.values() for prompt in some)).ids
     starts = range(0, len(ids) - num_tokens, num_tokens)[:count]
     return [Prompt(f"{task}-{i}", task, tokenizer.decode(ids[at : at + num_tokens])) for i, at in enumerate(starts)]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from orchestrator.core.deployment.checkpoint import read_tokenizer
+
 VOCAB_SIZE = 4_096
 MAX_LENGTH = 2_048
 END_OF_TEXT = "<|endoftext|>"
@@ -51,4 +53,4 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Read the tokenizer that `save_tokenizer` wrote."""
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return read_tokenizer(folder / "tokenizer.json")

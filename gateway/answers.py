@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import Request, Response
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: A server-sent-event comment, which every client skips: proxies and clients end streams that fall silent.
 PING = ": ping\n\n"
+#: The header that names the fields of a request that change nothing.
+IGNORED_FIELDS = "X-Ignored-Fields"
 Result = TypeVar("Result")
 
 
@@ -30,22 +32,24 @@ class ClientGone(ApiError):
 
 async def answer(request: Request, is_streamed: bool, job: Job, ping_interval_s: float) -> Response:
     """Return the response of a job; raises ApiError if the job fails before the response begins."""
+    headers = {IGNORED_FIELDS: ", ".join(job.ignored)} if job.ignored else {}
     if not is_streamed:
         body = await _unless_gone(request, job.response())
-        return await off_loop(JSONResponse, body)  # it may be long: 32 texts, each with all log-probabilities
+        # A body may be long: 32 texts, each with all log-probabilities.
+        return await off_loop(JSONResponse, body, headers=headers)
     # The status is sent with the first event or ping, so that a request that is refused before it gets an error status.
     events = with_pings(job.events(), ping_interval_s)
     first = await _unless_gone(request, anext(events))
-    return EventStream(first, events)
+    return EventStream(first, events, headers)
 
 
 class EventStream(StreamingResponse):
     """A response of events, of which the first has already arrived; the events are closed with the response."""
 
-    def __init__(self, first: str, others: AsyncGenerator[str, None]) -> None:
+    def __init__(self, first: str, others: AsyncGenerator[str, None], headers: Mapping[str, str]) -> None:
         self._others = others
         # nginx would otherwise collect events before it passes them on.
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers}
         super().__init__(self._all(first), media_type="text/event-stream", headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

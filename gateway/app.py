@@ -15,7 +15,7 @@ from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 
 from gateway import __version__
-from gateway.answers import answer
+from gateway.answers import IGNORED_FIELDS, answer
 from gateway.bodies import Bodies
 from gateway.errors import ApiError, Busy, UnknownUrl
 from gateway.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
@@ -78,7 +78,7 @@ def create_app(settings: Settings) -> FastAPI:
             allow_origins=origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=[REQUEST_ID, "Retry-After"],
+            expose_headers=[REQUEST_ID, IGNORED_FIELDS, "Retry-After"],
         )
     return app
 

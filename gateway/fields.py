@@ -45,6 +45,21 @@ FIELD_OF_INPUT = {
     "generated_ids": None,
 }
 
+#: OpenAI's fields that may be sent and change nothing; a response names those of its request (X-Ignored-Fields).
+#: reasoning_effort is served where the chat template reads it.
+IGNORED = (
+    "metadata", "moderation", "prompt_cache_options", "prompt_cache_retention", "reasoning_effort",
+    "safety_identifier", "service_tier", "store", "verbosity",
+)  # fmt: skip
+#: OpenAI's fields that are refused, and what to do instead. All others are served.
+REFUSED = {
+    "audio": "audio is not supported: the model writes text",
+    "function_call": "function_call is the older name of tool_choice: use that",
+    "functions": "functions is the older name of tools: use that",
+    "suffix": "suffix is not supported: write it into the prompt as the model expects it",
+    "web_search_options": "web search is not supported: offer a tool that searches (tools)",
+}
+
 _TOKENS = TypeAdapter(Tokens)
 
 
@@ -90,13 +105,16 @@ class GenerationFields(Fields):
     typical_epsilon: float | None = None
     typical_delta: float | None = None
     return_steps: bool = False
-    # often sent, but without effect on the text
+    # without effect (IGNORED)
     metadata: Any = None
-    store: Any = None
-    service_tier: Any = None
-    safety_identifier: Any = None
+    moderation: Any = None
+    prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
     reasoning_effort: Any = None
+    safety_identifier: Any = None
+    service_tier: Any = None
+    store: Any = None
+    verbosity: Any = None
     # accepted only with their defaults, which describe what the server does
     skip_special_tokens: Literal[True] = True
     include_stop_str_in_output: Literal[False] = False
@@ -110,6 +128,11 @@ class GenerationFields(Fields):
     def most_tokens(self) -> int | None:
         """The maximum number of output tokens; None = no limit."""
         return self.max_tokens
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """The fields of the request that change nothing, which its response names in a header."""
+        return tuple(name for name in IGNORED if getattr(self, name) is not None)
 
     @property
     def affinity(self) -> str:
@@ -176,7 +199,6 @@ class CompletionFields(GenerationFields):
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
     best_of: Int | None = None
-    suffix: str | None = None
 
     @property
     def num_top(self) -> int | None:
@@ -185,8 +207,6 @@ class CompletionFields(GenerationFields):
 
     def prompts(self) -> list[str | Tokens]:
         """Return the prompts, each a text or a list of ids; raises BadRequest."""
-        if self.suffix:
-            raise BadRequest("suffix is not supported", "suffix")
         if self.best_of not in (None, self.n):
             raise BadRequest(f"best_of must be n ({self.n}) or absent, got {self.best_of}", "best_of")
         if self.echo and self.logprobs is not None:
@@ -207,8 +227,6 @@ class ChatFields(GenerationFields):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
     tools: Annotated[list[Any], Field(max_length=0)] = Field([], description="empty, since tools are not supported")
     tool_choice: Literal["none", "auto"] = "none"
-    functions: Annotated[list[Any], Field(max_length=0)] = Field([], description="empty, since tools are not supported")
-    function_call: Literal["none", "auto"] = "none"
     parallel_tool_calls: Any = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] = ["text"]
     chat_template_kwargs: dict[str, Any] = {}

@@ -95,30 +95,22 @@ class Format:
         """Return one step, for display: the draft tree with the text of its nodes, and what was accepted."""
         parents, sources = step["node_parents"], step["sources"]
         nodes = [
-            {"id": token, "text": self.token_text(token), "parent": parent, "source": source}
+            {"id": token, "text": self.checkpoint.token_name(token), "parent": parent, "source": source}
             for token, parent, source in zip(step["node_ids"], parents, sources, strict=True)
         ]
         ids = [*(step["node_ids"][node - 1] for node in step["path"]), *step["extra"], step["next_token"]]
-        tokens = [{"id": token, "text": self.token_text(token)} for token in ids]
+        tokens = [{"id": token, "text": self.checkpoint.token_name(token)} for token in ids]
         return {"position": step["prefix_len"], "nodes": nodes, "path": step["path"], "tokens": tokens}
-
-    def token_text(self, token: int) -> str:
-        """Return a token as text; a token that is only part of a character shows its bytes, as in OpenAI's API."""
-        raw = self.checkpoint.token_bytes(token)
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
     def logprobs(self, index: int, delta: Delta) -> dict[str, Any]:
         """Return the log-probabilities of a delta."""
-        tokens = [self.token_text(token) for token in delta.ids]
+        tokens = [self.checkpoint.token_name(token) for token in delta.ids]
         offsets = [self._offset(index, token) for token in delta.ids]
         return {
             "tokens": tokens,
             "token_logprobs": delta.logprobs,
             "top_logprobs": [
-                {self.token_text(token): value for token, value in zip(ids, values, strict=True)}
+                dict(zip(self.checkpoint.token_names(ids), values, strict=True))
                 for ids, values in zip(delta.top_ids, delta.top_logprobs, strict=True)
             ]
             or None,
@@ -164,7 +156,7 @@ class ChatFormat(Format):
 
     def _logprob(self, token: int, logprob: float) -> dict[str, Any]:
         raw = list(self.checkpoint.token_bytes(token))
-        return {"token": self.token_text(token), "logprob": logprob, "bytes": raw}
+        return {"token": self.checkpoint.token_name(token), "logprob": logprob, "bytes": raw}
 
 
 def token_counts(sequences: Sequence[Delta], n: int) -> dict[str, int]:

@@ -31,7 +31,7 @@ class Job:
 
     sequences: one for each choice of each prompt, a prompt's choices together. n: choices per prompt.
     echo: the prompt of each sequence, if the response repeats it. stream_options: whether a stream shows the usage.
-    key_label: of the client's API key, for the metrics.
+    key_label: of the client's API key, for the metrics. ignored: the request's fields that change nothing.
     """
 
     sequences: Sequence[Generation]
@@ -41,6 +41,7 @@ class Job:
     echo: Sequence[str] = ()
     stream_options: StreamOptions = field(default_factory=StreamOptions)
     key_label: str = ""
+    ignored: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._received = [Delta() for _ in self.sequences]

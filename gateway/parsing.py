@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from gateway.errors import BadRequest, UnknownField, abbreviated, abbreviated_json, did_you_mean
+from gateway.fields import REFUSED
 from gateway.values import Fields
 
 #: Deepest nesting of a body's objects and lists, the body itself included.
@@ -29,7 +30,8 @@ def parse(model: type[Parsed], raw: bytes | bytearray) -> Parsed:
     known = {field.alias or name for name, field in model.model_fields.items()}
     for name, value in body.items():
         if name not in known and value is not None:
-            raise UnknownField(f"unknown field {abbreviated(name)}{did_you_mean(name, known)}", _printable(name))
+            why = REFUSED.get(name) or f"unknown field {abbreviated(name)}{did_you_mean(name, known)}"
+            raise UnknownField(why, _printable(name))
         _check_characters(name, value)
     try:
         return model.model_validate(body)

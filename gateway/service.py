@@ -20,6 +20,8 @@ from gateway.triton import to_request
 #: Each choice of each prompt is a request of its own to a server. Together, the requests of one body may have this many
 #: times the bytes of the longest body.
 MAX_COPIES = 4
+#: The field that a chat template may read; without one, the field changes nothing.
+EFFORT = "reasoning_effort"
 
 
 @dataclass(eq=False)
@@ -54,16 +56,26 @@ class Gateway:
 
     def chat(self, fields: ChatFields, request_id: str, key_label: str = "") -> Job:
         """Return the job of a chat request; raises BadRequest or ModelNotFound. key_label: for the metrics."""
-        if "messages" in fields.chat_template_kwargs:  # the template would read them instead of the field
-            raise BadRequest("chat_template_kwargs must not have the key 'messages'", "chat_template_kwargs")
-        messages = [message.for_template() for message in fields.messages]
-        arguments = {"add_generation_prompt": fields.add_generation_prompt, **fields.chat_template_kwargs}
-        text = self.checkpoint.render_chat(messages, arguments)
+        text, ignored = self._prompt(fields)
         self.checkpoint.check_length(text, "messages")
         # The template writes the special tokens itself.
         ids = self.checkpoint.encode(text, add_special_tokens=False)
         self.checkpoint.check_num_ids(len(ids), "messages")
-        return self._job(fields, [{"input_ids": ids}], ChatFormat, [], request_id, key_label)
+        job = self._job(fields, [{"input_ids": ids}], ChatFormat, [], request_id, key_label)
+        job.ignored = ignored
+        return job
+
+    def _prompt(self, fields: ChatFields) -> tuple[str, tuple[str, ...]]:
+        """Return a chat as text, and the fields that change nothing; raises BadRequest."""
+        arguments, templates = fields.chat_template_kwargs, self.checkpoint.templates
+        if wrong := next((name for name in ("messages", "tools") if name in arguments), None):
+            raise BadRequest(f"chat_template_kwargs must not have the key {wrong!r}", "chat_template_kwargs")
+        arguments = {"add_generation_prompt": fields.add_generation_prompt, **arguments}
+        ignored = fields.ignored
+        if templates.reads(EFFORT) and fields.reasoning_effort is not None:
+            arguments.setdefault(EFFORT, fields.reasoning_effort)
+            ignored = tuple(name for name in ignored if name != EFFORT)
+        return templates.render([message.for_template() for message in fields.messages], arguments), ignored
 
     def _job(
         self,
@@ -102,7 +114,16 @@ class Gateway:
         options = fields.num_top, fields.return_token_ids, fields.return_steps, "draft_text" in inputs
         response_format = format_class(self.checkpoint, inputs["seed"], *options)
         repeated = [text for text in echo for _ in range(fields.n)]
-        return Job(sequences, response_format, self.metrics, fields.n, repeated, fields.stream_options, key_label)
+        return Job(
+            sequences,
+            response_format,
+            self.metrics,
+            fields.n,
+            repeated,
+            fields.stream_options,
+            key_label,
+            fields.ignored,
+        )
 
     def _check_size(self, inputs: dict[str, Any], prompts: list[dict[str, Any]], n: int) -> None:
         """Raise BadRequest if one body would become more bytes than a server, or this gateway, should hold for it."""
@@ -123,7 +144,7 @@ class Gateway:
         text, special_tokens = fields.prompt or "", fields.add_special_tokens
         if fields.messages is not None:
             messages = [message.for_template() for message in fields.messages]
-            text = self.checkpoint.render_chat(messages, {"add_generation_prompt": fields.add_generation_prompt})
+            text = self.checkpoint.templates.render(messages, {"add_generation_prompt": fields.add_generation_prompt})
             special_tokens = False
         self.checkpoint.check_length(text, "prompt" if fields.messages is None else "messages")
         ids = self.checkpoint.encode(text, add_special_tokens=special_tokens)

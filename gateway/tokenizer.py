@@ -1,4 +1,4 @@
-"""The checkpoint's tokenizer and chat template, for token lists, log-probabilities and chats."""
+"""The checkpoint's tokenizer, for token lists and log-probabilities, and where its chat templates are."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import jinja2.sandbox
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, pre_tokenizers
 
-from gateway.errors import BadRequest, ContextTooLong
+from gateway.chat_template import DEFAULT, TOOL_USE, ChatTemplates
+from gateway.errors import ContextTooLong
 from gateway.settings import SettingsError
 
 #: A tokenizer that normalizes may make a text this many times shorter in bytes (Unicode's NFKC, for one character).
@@ -23,27 +21,18 @@ _MAX_SHORTENING = 4
 #: The number of tokens whose bytes are cached.
 _MAX_CACHED = 1 << 15
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+#: The special tokens that transformers gives to templates.
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A checkpoint's tokenizer and chat template.
-
-    template: source of the chat template; "" = no template. special_tokens: {name in templates: token}.
-    max_positions: longest context in tokens; None = unknown.
-    """
+    """A checkpoint's tokenizer and chat templates. max_positions: longest context in tokens; None = unknown."""
 
     name: str
     tokenizer: Tokenizer
-    template: str
-    special_tokens: Mapping[str, str]
+    templates: ChatTemplates
     max_positions: int | None = None
-
-    def __post_init__(self) -> None:
-        try:
-            self._compiled  # noqa: B018  # a broken template is an error at startup, not of each request
-        except jinja2.TemplateError as error:
-            raise SettingsError(f"the chat template of {self.name}: {error} (--chat-template)") from None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text; other threads run meanwhile, because encode_batch releases the GIL."""
@@ -81,12 +70,33 @@ class Checkpoint:
         # Log-probabilities show the same tokens again and again, 20 at each position.
         return lru_cache(_MAX_CACHED)(self._bytes_of)
 
+    def token_name(self, token: int) -> str:
+        """Return a token as text; `bytes:…` for one that stands for no whole characters, `token_id:…` for no text."""
+        raw, piece = self.token_bytes(token), self.tokenizer.id_to_token(token)
+        if piece is None:
+            return f"token_id:{token}"
+        try:
+            if not _BYTE_TOKEN.fullmatch(piece):
+                return raw.decode()
+        except UnicodeDecodeError:
+            pass
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def token_names(self, tokens: Sequence[int]) -> list[str]:
+        """Return names of tokens that all differ: of several with one text, all but the first are `token_id:…`."""
+        names = dict[str, int]()
+        for token in tokens:
+            name = self.token_name(token)
+            names[f"token_id:{token}" if name in names else name] = token
+        return list(names)
+
     def _bytes_of(self, token: int) -> bytes:
         piece = self.tokenizer.id_to_token(token) or ""
         if match := _BYTE_TOKEN.fullmatch(piece):
             return bytes([int(match[1], 16)])
-        if self._is_byte_level and all(character in _BYTES for character in piece):
-            return bytes(_BYTES[character] for character in piece)
+        table = _byte_characters()
+        if self._is_byte_level and all(character in table for character in piece):
+            return bytes(table[character] for character in piece)
         return piece.replace("▁", " ").encode()
 
     @cached_property
@@ -102,39 +112,12 @@ class Checkpoint:
 
     @cached_property
     def _is_byte_level(self) -> bool:
-        return '"ByteLevel"' in json.dumps(json.loads(self.tokenizer.to_str()).get("decoder"))
-
-    @cached_property
-    def _compiled(self) -> jinja2.Template:
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-        return environment.from_string(self.template)
+        return "ByteLevel" in str(self.tokenizer.decoder)
 
     @cached_property
     def vocab_size(self) -> int:
         """Number of ids, added tokens included."""
         return int(self.tokenizer.get_vocab_size())
-
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> str:
-        """Return the prompt of a chat; raises BadRequest if there is no template, or it refuses the messages."""
-        if not self.template:
-            raise BadRequest(
-                f"{self.name!r} has no chat template: use /v1/completions, or give the gateway one (--chat-template)",
-                "messages",
-            )
-        values = {"messages": messages, "add_generation_prompt": True, **self.special_tokens, **arguments}
-        try:
-            return self._compiled.render(values)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
-            raise BadRequest(f"the chat template refuses these messages: {error}", "messages") from None
-
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
 
 
 def read_checkpoint(source: str, template_file: str = "", name: str = "", max_positions: int = 0) -> Checkpoint:
@@ -153,15 +136,15 @@ def read_checkpoint(source: str, template_file: str = "", name: str = "", max_po
     try:
         config = json.loads(config_file.read_text(encoding="utf-8")) if config_file else {}
         max_positions = max_positions or _max_positions(source)
-        template = _template(source, template_file, config)
+        sources = _templates(source, template_file, config)
+        special = _special_tokens(source, config)
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises bare Exception
         raise SettingsError(f"{source}: {error} (--tokenizer, --chat-template)") from None
-    special = {
-        key: _content(config[key]) for key in ("bos_token", "eos_token", "unk_token", "pad_token") if config.get(key)
-    }
+    tokenizer.no_truncation()  # the file may have the settings of a training script, which transformers resets too
+    tokenizer.no_padding()
     name = name or source.rstrip("/").rpartition("/")[2]
-    return Checkpoint(name, tokenizer, template, special, max_positions or None)
+    return Checkpoint(name, tokenizer, ChatTemplates(name, sources, special), max_positions or None)
 
 
 def find_file(source: str, name: str) -> Path | None:
@@ -186,29 +169,42 @@ def _max_positions(source: str) -> int:
     """Return the longest context according to config.json, in tokens; 0 if it does not say."""
     file = find_file(source, "config.json")
     config = json.loads(file.read_text(encoding="utf-8")) if file else {}
-    return int(config.get("text_config", config).get("max_position_embeddings") or 0)
+    text = config.get("text_config", config)
+    return int(text.get("max_position_embeddings") or text.get("n_positions") or 0)
 
 
-def _template(source: str, template_file: str, config: Mapping[str, Any]) -> str:
+def _templates(source: str, template_file: str, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the chat templates by name: those in files of their own, else those of tokenizer_config.json."""
     if template_file:
-        return Path(template_file).read_text(encoding="utf-8")
-    if file := find_file(source, "chat_template.jinja"):
-        return file.read_text(encoding="utf-8")
-    found = config.get("chat_template") or ""
-    if isinstance(found, list):  # several templates, each with a name
-        found = next((entry["template"] for entry in found if entry["name"] == "default"), "")
-    return str(found)
+        return {DEFAULT: Path(template_file).read_text(encoding="utf-8")}
+    files = {
+        DEFAULT: find_file(source, "chat_template.jinja"),
+        TOOL_USE: find_file(source, f"additional_chat_templates/{TOOL_USE}.jinja"),
+    }
+    if found := {name: file.read_text(encoding="utf-8") for name, file in files.items() if file}:
+        return found
+    declared = config.get("chat_template") or {}
+    if isinstance(declared, list):
+        return {entry["name"]: entry["template"] for entry in declared}
+    return {DEFAULT: declared} if isinstance(declared, str) else dict(declared)
+
+
+def _special_tokens(source: str, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return {name in templates: token}; older checkpoints have a file of its own for them."""
+    file = None if "added_tokens_decoder" in config else find_file(source, "special_tokens_map.json")
+    declared = {**config, **(json.loads(file.read_text(encoding="utf-8")) if file else {})}
+    return {name: _content(declared[name]) for name in _SPECIAL_TOKENS if declared.get(name) is not None}
 
 
 def _content(token: Any) -> str:
     return str(token["content"] if isinstance(token, dict) else token)
 
 
+@cache
 def _byte_characters() -> dict[str, int]:
-    """Return the byte that each character stands for in byte-level BPE (GPT-2's table)."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTES = _byte_characters()
+    """Return the byte that each character of byte-level BPE stands for, as the library maps them."""
+    # Every byte that UTF-8 has is in one of these characters; those that it lacks stand for themselves.
+    text = "".join(map(chr, [*range(0x800), *range(0x800, 0xD800, 0x800), *range(0xE000, 0x110000, 0x1000)]))
+    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
+    known = dict(zip("".join(piece for piece, _ in pieces), text.encode(), strict=True))
+    return {character: known.get(character, ord(character)) for character in pre_tokenizers.ByteLevel.alphabet()}

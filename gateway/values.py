@@ -88,8 +88,8 @@ class Message(Fields):
     content: Content | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message as chat templates expect it."""
-        return {**self.model_dump(exclude_none=True), "content": joined_text(self.content or "")}
+        """Return the message as the client wrote it, for the chat template."""
+        return self.model_dump(exclude_none=True)
 
 
 Messages = Annotated[list[Message], Field(fail_fast=True)]

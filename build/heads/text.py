@@ -125,8 +125,6 @@ def target_tokenizer(target: str) -> TargetTokenizer:
         whole: Any = read_pretrained(AutoTokenizer, target)
     except (ConfigError, OSError, ValueError) as error:
         raise BuildError(f"{target} has no tokenizer: {first_line(error)}") from error
-    tokenizer.no_truncation()  # some tokenizer files ask for it, and documents are longer than prompts
-    tokenizer.no_padding()
     adds_bos = tokenizer.encode("").tokens[:1] == [whole.bos_token]
     template = ChatTemplate(whole, whole.bos_token if adds_bos else "") if whole.chat_template else None
     return TargetTokenizer(tokenizer, int(whole.eos_token_id or 0), template)

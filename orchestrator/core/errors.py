@@ -18,6 +18,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+import numpy as np
+
 MAX_SHOWN = 100
 
 
@@ -80,8 +82,15 @@ def public_text(error: ServingError) -> str:
 
 def abbreviated(value: object) -> str:
     """Return a value as an error message shows it: shortened, since it may be a client's whole text."""
-    text = repr(value)
+    text = _shortest(value) if isinstance(value, float) else repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def _shortest(value: float) -> str:
+    """Return a number of an FP32 tensor as its client wrote it: 0.1, not 0.10000000149011612."""
+    with np.errstate(over="ignore"):
+        single = np.float32(value)
+    return str(single) if single == value else repr(value)
 
 
 def first_line(error: object) -> str:

@@ -214,7 +214,9 @@ class RequestBuilder:
     def _stop(self, inputs: RequestInputs, max_tokens: int) -> StopRule:
         check_ids("stop_ids", inputs.stop_ids, self.checkpoint.vocab_size)
         check_range("min_tokens", inputs.min_tokens, 0, max_tokens)
-        end_ids = self._end_ids(inputs).union(inputs.stop_ids)
+        special = self.checkpoint.special_tokens
+        named = [special[word] for word in inputs.stop_words if word in special]  # they have no text to search
+        end_ids = self._end_ids(inputs).union(inputs.stop_ids, named)
         return StopRule(max_tokens, end_ids, inputs.stop_words, inputs.min_tokens)
 
     def _end_ids(self, inputs: RequestInputs) -> frozenset[int]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, pre_tokenizers
 
 # The last ids of the prompt tell the decoder whether the first new token begins with a space.
 NUM_PRIMING_IDS = 6
@@ -15,6 +18,7 @@ MAX_CHARACTER_BYTES = 4
 MAX_HELD_IDS = 64
 #: The decoder's replacement for bytes that form no character, or an incomplete one.
 REPLACEMENT = "\ufffd"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class FinishReason(Enum):
@@ -51,8 +55,16 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
         self._num_shown = 0  # the text of the first `_num_shown` ids has been returned; they are context for the rest
-        for token in _decodable_end(tokenizer, prompt):
+        self._num_skipped = 0  # characters of the prompt before the first that is returned
+        end = _decodable_end(tokenizer, prompt)
+        num_torn = _num_torn(tokenizer, end)
+        for token in end[: len(end) - num_torn]:
             self.push(token)
+        self.flush()
+        for token in end[len(end) - num_torn :]:
+            self.push(token)
+        if num_torn and _is_byte_level(tokenizer):  # where a token may end one character and begin another
+            self._num_skipped = max(len(self._hidden()) - 1, 0)
 
     def push(self, token: int) -> str:
         """Return the characters that this token completes."""
@@ -75,11 +87,12 @@ class Detokenizer:
         """Return the text of the ids before `end` (by default all ids) that has not been returned yet."""
         shown = self._tokenizer.decode(self._ids[: self._num_shown])
         text: str = self._tokenizer.decode(self._ids[:end])
-        return text[len(shown) :]
+        return text[len(shown) + self._num_skipped :]
 
     def _shown(self, piece: str, end: int) -> str:
         """Return a piece, and make its ids, which end before `end`, the context of the ids from `end` on."""
         if piece:
+            self._num_skipped = 0
             del self._ids[: self._num_shown]
             self._num_shown = end - self._num_shown
         else:  # special tokens, which do not serve as context
@@ -99,6 +112,39 @@ def _decodable_end(tokenizer: Tokenizer, prompt: Sequence[int]) -> Sequence[int]
     sizes = range(NUM_PRIMING_IDS, NUM_PRIMING_IDS + MAX_CHARACTER_BYTES)
     ends = [list(prompt[-size:]) for size in sizes]
     return next((end for end in ends if not tokenizer.decode(end).startswith(REPLACEMENT)), ends[0])
+
+
+def _num_torn(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
+    """Return how many of the last ids hold the bytes of an incomplete character; a prompt's own � is complete."""
+    for number in range(1, min(MAX_CHARACTER_BYTES, len(ids) + 1)):
+        decoder = getincrementaldecoder("utf-8")("replace")
+        decoder.decode(b"".join(_token_bytes(tokenizer, token) for token in ids[-number:]))
+        if decoder.getstate()[0]:
+            return number
+    return 0
+
+
+def _token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
+    """Return the bytes of a token as far as they can be parts of characters; any other character is a `?`."""
+    piece = tokenizer.id_to_token(token) or ""
+    if match := _BYTE_TOKEN.fullmatch(piece):
+        return bytes([int(match[1], 16)])
+    table = _byte_characters() if _is_byte_level(tokenizer) else {}
+    return bytes(table.get(character, ord("?")) for character in piece)
+
+
+def _is_byte_level(tokenizer: Tokenizer) -> bool:
+    return "ByteLevel" in str(tokenizer.decoder)
+
+
+@cache
+def _byte_characters() -> dict[str, int]:
+    """Return the byte that each character of byte-level BPE stands for, as the library maps them."""
+    # Every byte that UTF-8 has is in one of these characters; those that it lacks stand for themselves.
+    text = "".join(map(chr, [*range(0x800), *range(0x800, 0xD800, 0x800), *range(0xE000, 0x110000, 0x1000)]))
+    pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
+    known = dict(zip("".join(piece for piece, _ in pieces), text.encode(), strict=True))
+    return {character: known.get(character, ord(character)) for character in pre_tokenizers.ByteLevel.alphabet()}
 
 
 class StopFilter:

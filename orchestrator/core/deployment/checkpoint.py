@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ class Checkpoint:
         ids: list[int] = encoding.ids
         return ids
 
+    @cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """The ids of the special tokens of the model by their names, which no text contains."""
+        added = self.tokenizer.get_added_tokens_decoder().items()
+        return {entry.content: token for token, entry in added if entry.special and token < self.vocab_size}
+
 
 class _Sizes(ConfigKeys):
     """Keys of config.json that every checkpoint must have."""
@@ -56,7 +63,7 @@ def read_checkpoint(source: str) -> Checkpoint:
         raise ConfigError(f"{source}: tokenizer.json is missing (a fast tokenizer is needed)")
     sizes = validate_config(_Sizes, text_config, f"{source}/config.json")
     return Checkpoint(
-        _read_tokenizer(tokenizer_file),
+        read_tokenizer(tokenizer_file),
         sizes.vocab_size,
         sizes.max_position_embeddings,
         _eos_ids(eos, source),
@@ -121,8 +128,15 @@ def read_json(source: str, name: str) -> dict[str, Any] | None:
     return read_json_file(file) if file else None
 
 
-def _read_tokenizer(file: Path) -> Tokenizer:
+def read_tokenizer(file: Path) -> Tokenizer:
+    """Return the tokenizer of a tokenizer.json; raises ConfigError.
+
+    A training script may have left its truncation and padding in the file; a text is always encoded as a whole.
+    """
     try:
-        return Tokenizer.from_file(str(file))
+        tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises bare Exception
         raise ConfigError(f"{file} is not a tokenizer: {error}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

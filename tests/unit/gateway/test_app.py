@@ -74,6 +74,14 @@ def test_a_request_has_one_id_in_header_log_and_server(
     assert gateway.get("/nothing").headers["X-Request-Id"]
 
 
+@pytest.mark.parametrize("streams", [True, False])
+def test_fields_that_change_nothing_are_named_in_a_header(gateway: RunningGateway, streams: bool) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2, "stream": streams}
+    assert "X-Ignored-Fields" not in gateway.post("/v1/chat/completions", body).headers
+    answer = gateway.post("/v1/chat/completions", body | {"verbosity": "low", "store": False, "metadata": None})
+    assert answer.headers["X-Ignored-Fields"] == "store, verbosity"
+
+
 def test_other_origins_are_not_let_in(gateway: RunningGateway) -> None:
     for origin, allowed in (("https://b.example", "https://b.example"), ("https://c.example", None)):
         answer = gateway.post("/v1/completions", BODY, headers={"Origin": origin})
@@ -249,7 +257,7 @@ def test_ids_beyond_the_vocabulary_are_refused_off_the_event_loop(
     [
         ("/tokenize", {"prompt": "abc"}, "encode"),
         ("/detokenize", {"tokens": [1]}, "decode"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}, "render_chat"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}, "encode"),
         ("/v1/completions", {"prompt": [1], "echo": True, "max_tokens": 2}, "decode"),
         ("/v1/completions", {"prompt": "a", "logprobs": 0, "max_tokens": 2}, "token_bytes"),
     ],

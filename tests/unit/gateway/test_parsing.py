@@ -3,11 +3,13 @@
 import json
 from typing import Any
 
+import openai.types.chat.completion_create_params as chat
+import openai.types.completion_create_params as completion
 import pytest
 from pydantic import ValidationError
 
-from gateway.errors import BadRequest
-from gateway.fields import ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
+from gateway.errors import BadRequest, UnknownField
+from gateway.fields import IGNORED, REFUSED, ChatFields, CompletionFields, DetokenizeFields, TokenizeFields
 from gateway.parsing import MAX_DEPTH, MAX_KEYS, MAX_PARTS, parse
 from gateway.triton import to_request
 from gateway.values import Fields
@@ -86,7 +88,23 @@ def test_habits_of_chat_clients_are_accepted() -> None:
     for tools in (None, []):
         body = {"messages": [message], "tools": tools, "tool_choice": "none", "reasoning_effort": "low"}
         found = parse(ChatFields, json.dumps(body).encode())
-        assert found.messages[0].for_template() == {"role": "user", "content": "hi"}
+        assert found.messages[0].for_template() == {"role": "user", "content": [part]}
+
+
+@pytest.mark.parametrize(
+    ("model", "openai_fields"),
+    [(ChatFields, chat.CompletionCreateParamsBase), (CompletionFields, completion.CompletionCreateParamsBase)],
+)
+def test_each_field_of_openai_is_served_ignored_or_refused_by_name(model: Any, openai_fields: Any) -> None:
+    needed = {**CHAT, "prompt": "a"}
+    body = {name: needed[name] for name in needed if name in model.model_fields}
+    names = set(openai_fields.__annotations__) | {"stream"}
+    assert names - set(REFUSED) <= set(model.model_fields)
+    for name in IGNORED:
+        assert parse(model, json.dumps({**body, name: "x"}).encode()).ignored == (name,)
+    for name in REFUSED:
+        with pytest.raises(UnknownField, match=f"^({name}|web search) is "):
+            parse(model, json.dumps({**body, name: "x"}).encode())
 
 
 @pytest.mark.parametrize("name", ["metadata", "speculation_config", "response_format", "unheard_of"])
@@ -188,7 +206,6 @@ def test_tools_and_images_are_refused_by_name() -> None:
     for body, words in (
         (messages, "'image_url'"),
         ({**CHAT, "tools": [{"type": "function"}]}, "tools are not supported"),
-        ({**CHAT, "functions": [{"name": "f"}]}, "tools are not supported"),
     ):
         with pytest.raises(BadRequest, match=words):
             parse(ChatFields, json.dumps(body).encode())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from orchestrator.core.deployment.checkpoint import Checkpoint, estimated_parameters, read_checkpoint
 from orchestrator.core.errors import ConfigError
@@ -34,6 +35,15 @@ def test_checkpoint_numbers_and_tokenizer(tmp_path: Path) -> None:
     read = checkpoint(tmp_path)
     assert (read.vocab_size, read.max_positions, read.eos_ids) == (64, 512, {3})
     assert read.tokenizer.encode("ab").ids == [1, 2]
+
+
+def test_a_text_is_encoded_as_a_whole_whatever_a_training_script_left_in_the_file(tmp_path: Path) -> None:
+    checkpoint(tmp_path)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.enable_truncation(max_length=64)
+    tokenizer.enable_padding(length=300)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert read_checkpoint(str(tmp_path)).encode("a" * 164) == [1] * 164
 
 
 @pytest.mark.parametrize(

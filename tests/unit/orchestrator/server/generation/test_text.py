@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from orchestrator.server.text import (
     MAX_HELD_IDS,
@@ -71,6 +71,38 @@ def test_detokenizer_text_comes_back_whole_and_never_half_a_character(text: str)
     pieces, rest = pieces_of(DEMO, [], ids)
     assert "".join(pieces) + rest == DEMO.decode(ids) == text
     assert sum(piece.count(TORN) for piece in pieces) <= text.count(TORN)
+
+
+KANJI, KANJI_BYTES = DEMO.encode("漢").ids, fallback_ids("漢")
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "prompt", "output", "shown"),
+    [
+        (DEMO, DEMO.encode("a\ufffd").ids, DEMO.encode("ab").ids, "ab"),
+        (DEMO, DEMO.encode("\ufffd\ufffd").ids, KANJI, "漢"),
+        (DEMO, [*DEMO.encode("a\ufffd").ids, *KANJI[:2]], KANJI[2:], "漢"),
+        (DEMO, DEMO.encode("é").ids, DEMO.encode("\ufffd").ids, "\ufffd"),
+        (FALLBACK, fallback_ids("a", "\ufffd"), fallback_ids("a", "b"), "ab"),
+        (FALLBACK, fallback_ids("\ufffd", "\ufffd"), KANJI_BYTES, "漢"),
+        (FALLBACK, [*fallback_ids("a"), *KANJI_BYTES[:1]], [*KANJI_BYTES[1:], *fallback_ids("a")], "漢a"),
+    ],
+)
+def test_the_output_begins_after_the_prompt_whatever_that_ends_in(
+    tokenizer: Tokenizer, prompt: list[int], output: list[int], shown: str
+) -> None:
+    """A replacement character of the prompt's own is no incomplete one, which belongs to the output."""
+    pieces, rest = pieces_of(tokenizer, prompt, output)
+    assert "".join(pieces) + rest == shown
+
+
+def test_a_token_may_end_the_prompts_text_and_begin_a_character_of_the_output() -> None:
+    pieces = [piece for piece, _ in pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str("x漢")]
+    vocab = {piece: index for index, piece in enumerate(["".join(pieces)[:2], *"".join(pieces)[2:]])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    assert tokenizer.decode([0, 1, 2]) == "x漢"
+    assert pieces_of(tokenizer, [0], [1, 2]) == (["", "漢"], "")
 
 
 @settings(deadline=None)

@@ -6,9 +6,11 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given as given_examples
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from orchestrator.core.deployment.checkpoint import Checkpoint
 from orchestrator.core.errors import RequestError
@@ -55,6 +57,25 @@ def test_job_every_choice_arrives(builder: RequestBuilder) -> None:
     assert not job.inputs.exclude_input_in_output
     assert builder.timeout_ms(read({}, '{"timeout_ms": 70}')) == 70
     assert builder.timeout_ms(read({}, '{"timeout_ms": 0}')) == DEPLOYMENT.request_timeout_ms
+
+
+def test_a_stop_word_that_names_a_special_token_is_that_token(builder: RequestBuilder) -> None:
+    """Chat front ends stop at the end of a turn by its name, and a special token has no text to search."""
+    tokenizer = Tokenizer.from_str(builder.checkpoint.tokenizer.to_str())
+    tokenizer.add_special_tokens(["<|im_end|>", "<|beyond|>"])
+    tokenizer.add_tokens(["<think>"])
+    end = tokenizer.token_to_id("<|im_end|>")
+    checkpoint = replace(builder.checkpoint, tokenizer=tokenizer, vocab_size=end + 1)
+    named = built(
+        replace(builder, checkpoint=checkpoint), stop_words=["<|im_end|>", "<|beyond|>", "<think>"], ignore_eos=True
+    )
+    assert named.stop.ids == {end}, "a word that is text, or an id that the model lacks, is only searched for"
+    assert named.stop.strings == ("<|im_end|>", "<|beyond|>", "<think>")
+
+
+def test_a_number_of_a_tensor_is_named_as_the_client_wrote_it() -> None:
+    with pytest.raises(RequestError, match=r"got -0\.1 \(input temperature\)"):
+        read({"temperature": np.array([-0.1], np.float32)}, "")
 
 
 def test_a_time_limit_beyond_the_operator_s_is_the_operator_s(builder: RequestBuilder) -> None:
