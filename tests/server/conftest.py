@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 import launcher
+from benchmarks import deployment as benchmark
 from launcher import workfolder
 from launcher.server import REPOSITORY, Server
 from orchestrator.core.deployment.stubs import is_alive
@@ -35,13 +36,17 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups next
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the tests of this folder their limit, and begin with the slow files, so that no worker is left with one.
+    """Give the tests of this folder their limit and group; begin with the slow files, so that no worker is left with one.
 
+    A group's tests run on one worker: those of a file, and those of all files that ask the shipped deployment.
     pytest passes the tests of all folders.
     """
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
+        placement = getattr(getattr(item, "callspec", None), "params", {}).get("shipped")
+        item.add_marker(pytest.mark.xdist_group(f"shipped-{placement}" if placement else item.path.stem))
         if item.path.is_relative_to(FOLDER) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TEST_LIMIT_S))
 
@@ -117,3 +122,14 @@ def server(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = link(checkpoints, tmp_path_factory.mktemp("server"))
     with serving(deployment(folder, 'draft = "draft"', "remember_tokens = 10000")) as running:
         yield running
+
+
+@pytest.fixture(scope="session", params=["colocated"])
+def shipped(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """The shipped deployment as it is served by default, in float32; for all tests that leave it as it was."""
+    with benchmark.serving("float32", SERVING_PLACEMENT=request.param) as running:
+        yield running
+
+
+#: A test of the shipped deployment with the drafters beside the engine, and once more with a process for each.
+both_placements = pytest.mark.parametrize("shipped", ["colocated", "separate"], indirect=True)

@@ -1,23 +1,22 @@
-"""Exactness on the real server, in float64: 0 differences, and proof that there was something to get wrong.
+"""Exactness on the real server, in both placements: no difference, and proof that there was something to get wrong.
 
 The full size is `make exact` (tests/exact.py); this is the small one: a prompt of each task × 16 tokens per method,
 whose settings take turns over the prompts.
 """
 
-from collections.abc import Iterator
-
 import pytest
 
 from auditor.settings import SETTINGS
-from benchmarks.deployment import CONFIG, serving, settled_metrics
+from benchmarks.deployment import CONFIG, settled_metrics
 from benchmarks.traffic import mixed_prompts
 from launcher import Server
 from orchestrator.core.deployment.config import load_config
+from tests.server.conftest import both_placements
 from tests.support.client_pool import ClientPool, ask
 from tests.support.exactness import SAMPLINGS
 from tests.support.suite import ALONE, AT_ONCE, Row, Suite, by_method
 
-pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(1800), both_placements]
 
 NUM_PROMPTS, NUM_TOKENS = 5, 16
 #: So many tokens that the passes before all requests have come, and after the first have ended, weigh little.
@@ -26,15 +25,9 @@ TURNS = by_method()
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving("float64") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def rows(server: Server) -> dict[str, Row]:
-    suite = Suite(load_config(CONFIG), mixed_prompts(NUM_PROMPTS), NUM_TOKENS, "float64", turns=TURNS)
-    answers = [suite.run(unit, server.grpc_url) for unit in suite.units]
+def rows(shipped: Server) -> dict[str, Row]:
+    suite = Suite(load_config(CONFIG), mixed_prompts(NUM_PROMPTS), NUM_TOKENS, "float32", turns=TURNS)
+    answers = [suite.run(unit, shipped.grpc_url) for unit in suite.units]
     return {row.name: row for row in suite.judge(answers)}
 
 
@@ -43,15 +36,10 @@ def accepted(row: Row, tasks: tuple[str, ...] = ()) -> int:
     return sum(answer.num_accepted for case, answer in row.answers if not tasks or case.prompt.task in tasks)
 
 
-@pytest.mark.parametrize("mode", [ALONE, AT_ONCE])
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_text_under_any_method_is_the_targets_own(rows: dict[str, Row], sampling: str, setting: str, mode: str) -> None:
-    row = rows[f"{sampling}, {setting}, {mode}"]
-
-    turn = next(turn for turn in TURNS if setting in turn)
-    assert len(row.answers) == len(range(turn.index(setting), NUM_PROMPTS, len(turn)))
-    assert not row.differences, "\n".join(map(str, row.differences))
+def test_text_under_every_setting_of_every_method_is_the_targets_own(rows: dict[str, Row]) -> None:
+    assert len(rows) == 2 * len(SAMPLINGS) * len(SETTINGS)
+    faults = [fault for row in rows.values() for fault in row.faults]
+    assert not faults, "\n".join(map(str, faults))
 
 
 @pytest.mark.parametrize("turn", [turn for turn in TURNS if turn != ["none"]], ids=lambda turn: turn[0])
@@ -68,26 +56,25 @@ def test_prompt_lookup_has_drafts_accepted_where_text_repeats(rows: dict[str, Ro
     assert sum(accepted(rows[f"greedy, {setting}, {ALONE}"], ("edit", "repetitive")) for setting in turn) > 0
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_requests_at_once_share_passes_and_requests_alone_do_not(rows: dict[str, Row], sampling: str) -> None:
-    for setting in SETTINGS:
-        alone, at_once = (rows[f"{sampling}, {setting}, {mode}"].answers for mode in (ALONE, AT_ONCE))
+def test_requests_at_once_share_passes_and_requests_alone_do_not(rows: dict[str, Row]) -> None:
+    alone, at_once = (
+        [answer.num_in_pass for row in rows.values() if row.mode == mode for _, answer in row.answers]
+        for mode in (ALONE, AT_ONCE)
+    )
+    assert max(alone) == 1 and sum(at_once) / len(at_once) > 1.5
 
-        assert all(answer.num_in_pass == 1 for _, answer in alone)
-        assert sum(answer.num_in_pass for _, answer in at_once) / len(at_once) > 1.5
 
-
-def test_sixteen_equal_requests_fill_most_passes(server: Server) -> None:
+def test_sixteen_equal_requests_fill_most_passes(shipped: Server) -> None:
     """Counted, not timed: what the requests saw and what the engine counted, with prefill and tail."""
     prompt = mixed_prompts(1)[0].text
     options = {"speculation": "none", "max_tokens": NUM_EQUAL_TOKENS, "timeout_ms": 600_000, "limit_s": 600}
-    before = settled_metrics(server)
+    before = settled_metrics(shipped)
 
-    answers = ClientPool(server.grpc_url, NUM_EQUAL).map(
+    answers = ClientPool(shipped.grpc_url, NUM_EQUAL).map(
         lambda client, number: ask(client, prompt, **options), range(NUM_EQUAL)
     )
 
-    after = settled_metrics(server)
+    after = settled_metrics(shipped)
     passes, requests = (
         after["target", family] - before["target", family] for family in ("passes_total", "pass_requests_total")
     )

@@ -1,4 +1,4 @@
-"""Drafting heads of the shipped deployment, in float64: their drafts do not depend on earlier requests."""
+"""Drafting heads of the shipped deployment: their drafts do not depend on earlier requests."""
 
 from __future__ import annotations
 
@@ -25,19 +25,9 @@ NUM_TOKENS = 40
 LIMITS: dict[str, Any] = {"max_tokens": NUM_TOKENS, "end_id": -1, "timeout_ms": 300_000}
 
 
-@pytest.fixture(scope="module", params=["true"], ids=["runs"])
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    with serving("float64", SERVING_RUNS=request.param) as running:
-        yield running
-
-
-#: With each head as a Triton model of its own, whose process can be killed.
-apart = pytest.mark.parametrize("server", ["false"], indirect=True, ids=["apart"])
-
-
-def said(server: Server, method: str, salt: str, **inputs: Any) -> Answer:
+def said(shipped: Server, method: str, salt: str, **inputs: Any) -> Answer:
     given = {"text_input": PROMPT, "speculation": method, "cache_salt": salt, **LIMITS, **inputs}
-    answer = ask(server.grpc_url, stream=True, return_stats=True, **given)
+    answer = ask(shipped.grpc_url, stream=True, return_stats=True, **given)
     assert not answer.error
     return answer
 
@@ -48,9 +38,9 @@ def lengths(answer: Answer) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def cold(server: Server) -> dict[str, Answer]:
+def cold(shipped: Server) -> dict[str, Answer]:
     """The answer of each method with empty caches."""
-    return {method: said(server, method, f"cold {method}") for method in ("none", *METHODS)}
+    return {method: said(shipped, method, f"cold {method}") for method in ("none", *METHODS)}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -62,61 +52,40 @@ def test_a_head_s_drafts_are_accepted(cold: dict[str, Answer], method: str) -> N
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_head_drafts_alike_behind_a_cache_that_another_method_filled(
-    server: Server, cold: dict[str, Answer], method: str
+    shipped: Server, cold: dict[str, Answer], method: str
 ) -> None:
     salt = f"filled for {method}"
-    assert said(server, "none", salt).ids == cold["none"].ids
-    warm = said(server, method, salt)
+    assert said(shipped, "none", salt).ids == cold["none"].ids
+    warm = said(shipped, method, salt)
     assert warm.ids == cold["none"].ids
     assert lengths(warm) == lengths(cold[method])
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_head_drafts_alike_when_it_knows_the_prompt(server: Server, cold: dict[str, Answer], method: str) -> None:
-    assert lengths(said(server, method, f"cold {method}")) == lengths(cold[method])
+def test_a_head_drafts_alike_when_it_knows_the_prompt(shipped: Server, cold: dict[str, Answer], method: str) -> None:
+    assert lengths(said(shipped, method, f"cold {method}")) == lengths(cold[method])
 
 
-@apart
-@pytest.mark.parametrize("method", ["medusa", "eagle", "eagle3", "redrafter"])
-def test_a_killed_head_costs_no_text_and_drafts_again_as_from_a_cold_cache(
-    server: Server, cold: dict[str, Answer], method: str
-) -> None:
-    dead = pid_of(await_ready(server), method)
-    with unless_triton_aborts(server), Stream(server.grpc_url) as stream:
-        given = {"text_input": PROMPT, "speculation": method, "cache_salt": f"killed {method}", **LIMITS}
-        stream.send(stream=True, **given)
-        first = [stream.receive() for _ in range(3)]
-        os.kill(dead, signal.SIGKILL)
-        answer = stream.answers("r")["r"]
-    answer.responses[:0] = first
-    assert (answer.error, answer.ids) == ("", cold["none"].ids)
-    await_replaced(server, method, dead)
-    # While the breaker is open nothing is drafted, and the text stays the same.
-    until(lambda: said(server, method, "healed").last["total_draft_tokens"] > 0, "drafts")
-    assert lengths(said(server, method, f"cold {method}")) == lengths(cold[method])
-    assert server.failure() is None
-
-
-def at_once(server: Server, methods: Sequence[str], **keys: str) -> list[list[int]]:
+def at_once(shipped: Server, methods: Sequence[str], **keys: str) -> list[list[int]]:
     """Send a request under each method, all together; return their ids."""
     names = [f"r{number}" for number in range(len(methods))]
-    with Stream(server.grpc_url) as stream:
+    with Stream(shipped.grpc_url) as stream:
         for name, method in zip(names, methods, strict=True):
             given = {"text_input": PROMPT, "speculation": method, "cache_salt": "together", **LIMITS, **keys}
             stream.send(name, stream=True, **given)
         return [answer.ids for answer in stream.answers(*names).values()]
 
 
-def test_requests_of_all_heads_at_once_say_the_same(server: Server, cold: dict[str, Answer]) -> None:
+def test_requests_of_all_heads_at_once_say_the_same(shipped: Server, cold: dict[str, Answer]) -> None:
     methods = [*METHODS, "prompt_lookup+eagle2", "medusa+eagle3", "none"]
-    assert at_once(server, methods) == [cold["none"].ids] * len(methods)
+    assert at_once(shipped, methods) == [cold["none"].ids] * len(methods)
 
 
-def test_requests_at_once_are_drafted_for_together(server: Server, cold: dict[str, Answer]) -> None:
+def test_requests_at_once_are_drafted_for_together(shipped: Server, cold: dict[str, Answer]) -> None:
     """By default drafts are adaptive, and there may be none while requests share passes."""
-    before = settled_metrics(server)
-    assert at_once(server, ["eagle2"] * 8, speculation_config='{"adaptive": false}') == [cold["none"].ids] * 8
-    after = settled_metrics(server)
+    before = settled_metrics(shipped)
+    assert at_once(shipped, ["eagle2"] * 8, speculation_config='{"adaptive": false}') == [cold["none"].ids] * 8
+    after = settled_metrics(shipped)
     passes, calls = (
         after["eagle", family] - before["eagle", family] for family in ("passes_total", "pass_requests_total")
     )
@@ -124,8 +93,8 @@ def test_requests_at_once_are_drafted_for_together(server: Server, cold: dict[st
 
 
 @pytest.mark.parametrize("method", ["prompt_lookup+eagle2", "medusa+eagle3"])
-def test_a_union_s_acceptance_is_told_by_source(server: Server, cold: dict[str, Answer], method: str) -> None:
-    answer = said(server, method, f"union {method}")
+def test_a_union_s_acceptance_is_told_by_source(shipped: Server, cold: dict[str, Answer], method: str) -> None:
+    answer = said(shipped, method, f"union {method}")
     assert answer.ids == cold["none"].ids
     sources = answer.stats["sources"]
     first, second = method.split("+")
@@ -136,13 +105,40 @@ def test_a_union_s_acceptance_is_told_by_source(server: Server, cold: dict[str, 
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_budget_holds(server: Server, method: str) -> None:
-    answer = said(server, method, "budget", speculation_config=json.dumps({"max_nodes": 3}))
+def test_the_budget_holds(shipped: Server, method: str) -> None:
+    answer = said(shipped, method, "budget", speculation_config=json.dumps({"max_nodes": 3}))
     steps = answer.stats["num_steps"]
     assert 0 < answer.last["total_draft_tokens"] <= 3 * steps
 
 
-def test_typical_acceptance_is_lossy_and_says_so(server: Server) -> None:
-    answer = said(server, "medusa", "typical", rule="typical", temperature=0.7, seed=3)
+def test_typical_acceptance_is_lossy_and_says_so(shipped: Server) -> None:
+    answer = said(shipped, "medusa", "typical", rule="typical", temperature=0.7, seed=3)
     assert answer.stats["rule"] == "typical (lossy)"
     assert len(answer.ids) == NUM_TOKENS
+
+
+@pytest.fixture(scope="module")
+def apart() -> Iterator[Server]:
+    """A deployment of its own, with each head as a Triton model, whose process can be killed."""
+    with serving("float32", SERVING_PLACEMENT="separate") as running:
+        yield running
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["medusa", "eagle", "eagle3", "redrafter"])
+def test_a_killed_head_costs_no_text_and_drafts_again_as_from_a_cold_cache(apart: Server, method: str) -> None:
+    cold = said(apart, method, f"cold {method}")
+    dead = pid_of(await_ready(apart), method)
+    with unless_triton_aborts(apart), Stream(apart.grpc_url) as stream:
+        given = {"text_input": PROMPT, "speculation": method, "cache_salt": f"killed {method}", **LIMITS}
+        stream.send(stream=True, **given)
+        first = [stream.receive() for _ in range(3)]
+        os.kill(dead, signal.SIGKILL)
+        answer = stream.answers("r")["r"]
+    answer.responses[:0] = first
+    assert (answer.error, answer.ids) == ("", cold.ids)
+    await_replaced(apart, method, dead)
+    # While the breaker is open nothing is drafted, and the text stays the same.
+    until(lambda: said(apart, method, "healed").last["total_draft_tokens"] > 0, "drafts")
+    assert lengths(said(apart, method, f"cold {method}")) == lengths(cold)
+    assert apart.failure() is None

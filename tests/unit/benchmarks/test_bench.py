@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
 from benchmarks import __main__, figures, picture, report, samples
 from benchmarks.samples import BenchError, Run, Sample
-from benchmarks.server import ConcurrentRun, Method, to_run
+from benchmarks.server import to_run
 from benchmarks.stock_model import StockModel
-from benchmarks.traffic import Prompt, prompts_of_length, read_prompts
+from benchmarks.traffic import Prompt, read_prompts
 from clients import demo
 from clients.generate import Chunk, Generation
 from tests.support.tiny_models import make_tiny_target
@@ -45,18 +43,6 @@ SAMPLES = [taken("none", "p", 1.0), taken("fast", "p", 0.5), taken("none", "q", 
 )
 def test_demo_says_how_many_texts_are_the_same(apart: list[float | None], shown: str) -> None:
     assert demo.same_text(apart) == shown
-
-
-def test_demo_pools_totals_not_rates() -> None:
-    slow, fast = (
-        {"num_tokens": 11, "num_steps": n, "decode_tokens": 10, "decode_s": n, "first_token_s": 1} for n in (10, 1)
-    )
-    assert demo.pooled([slow, fast]) == {"tokens_per_s": 20 / 11, "first_token_s": 1.0, "acceptance_length": 2.0}
-
-
-def test_demo_reads_the_prompts_of_a_task(tmp_path: Any) -> None:
-    (tmp_path / "edit.jsonl").write_text(json.dumps({"id": "e-0", "task": "edit", "text": "x", "source": "y"}) + "\n")
-    assert demo.load_prompts(tmp_path, "edit") == [demo.Prompt("e-0", "edit", "x")]
 
 
 def test_demo_margin_is_that_of_the_first_difference(tmp_path: Any) -> None:
@@ -92,13 +78,6 @@ def test_measure_takes_turns_after_one_uncounted_run_each() -> None:
 
     assert calls == ["a:x", "b:x", "a:x", "b:x", "b:y", "a:y", "b:x", "a:x", "a:y", "b:y"]
     assert [f"{s.runner}:{s.prompt}" for s in found] == calls[2:]
-
-
-def test_measure_leaves_out_a_runner_that_a_prompt_does_not_fit() -> None:
-    calls: list[str] = []
-    prompts = [Prompt("x", "edit", "x"), Prompt("y", "long", "y")]
-    list(samples.measure([Scripted(name, calls) for name in "ab"], prompts, 1, 9))
-    assert calls == ["a:x", "a:x", "a:y"]
 
 
 def test_prediction_of_an_edit_is_the_rest_of_what_is_copied() -> None:
@@ -146,33 +125,12 @@ def test_interval_holds_the_ratio_and_shrinks_with_more_prompts() -> None:
     assert around(64) == (low, high)
 
 
-def test_method_carries_its_parameters() -> None:
-    method = Method.parse('draft_model:{"draft_len": 8}', None, {})
-    assert (method.name, method.config) == ('draft_model:{"draft_len": 8}', '{"draft_len": 8}')
-    assert Method.parse("none", None, {}).config is None
-
-
 def test_run_is_read_from_the_last_response() -> None:
     totals = {"num_steps": 2, "total_draft_tokens": 4, "total_accepted_draft_tokens": 1}
     stats = json.dumps({"num_cached_tokens": 0, "requests_per_pass": 1.5})
     chunks = [Chunk("a", [1], [1], 0.1, {}), Chunk("b", [2, 3], [2], 1.1, {**totals, "stats": stats})]
 
     assert to_run(Generation("x", chunks)) == replace(RUN, num_cached_tokens=0, requests_per_pass=1.5, histogram=(1, 1))
-
-
-def crowds(rates: Sequence[float], **changes: Any) -> list[ConcurrentRun]:
-    return [ConcurrentRun(f"m{i}", 6 / rate, (RUN, RUN), **changes) for i, rate in enumerate(rates)]
-
-
-def test_crowd_table_prefers_the_engines_own_count() -> None:
-    table = report.concurrency_table(crowds([10.0, 20.0], requests_per_pass=1.75), "m0")
-    assert table.splitlines()[-1] == "| 2 | m1 | 20 | 20–20 | 2.00 × | 1.00 × | 1.8 |"
-
-
-def test_crowd_table_compares_with_the_fewest_requests_at_once() -> None:
-    many = [replace(run, runs=(RUN,) * 4) for run in crowds([10.0])]
-    table = report.concurrency_table([*crowds([10.0]), *many], "m0")
-    assert table.splitlines()[-1] == "| 4 | m0 | 20 | 20–20 | 1.00 × | 2.00 × | 0.0 |"
 
 
 def test_a_step_s_time_leaves_the_first_step_out() -> None:
@@ -193,38 +151,6 @@ def test_our_fastest_is_compared_with_each_peers_fastest_and_plain_with_plain() 
     ]
     assert [each.ratio.overall for each in found] == pytest.approx([0.5 / 3.0, 0.4 / 1.5])
     assert report.comparison_table(found).splitlines()[-1].startswith("| edit | fast | llama.cpp float16 draft model |")
-
-
-def test_prompts_of_a_length_have_that_many_tokens(tmp_path: Path) -> None:
-    folder = make_tiny_target(tmp_path)
-    held_out = {"edit": [Prompt("e-0", "edit", "abc abd " * 50)]}
-
-    found = prompts_of_length(str(folder), held_out, "context 20", 20, 3)
-
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    assert [len(tokenizer.encode(prompt.text).ids) for prompt in found] == [20, 20, 20]
-    assert len({prompt.id for prompt in found}) == 3
-
-
-def test_report_is_kept_without_the_texts(tmp_path: Path) -> None:
-    path = tmp_path / "figures" / "bench.json"
-
-    report.save(path, {"cores": 2}, {"base": "none"}, SAMPLES, crowds([10.0]))
-
-    kept = json.loads(path.read_text())
-    assert (kept["conditions"], kept["base"], len(kept["samples"]), len(kept["crowds"])) == ({"cores": 2}, "none", 4, 1)
-    assert kept["samples"][0]["run"]["num_tokens"] == 3
-    assert "ids" not in kept["samples"][0]["run"]
-
-
-def test_weights_are_named_by_their_hash(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").write_bytes(b"x")
-    before = report.weights_hash(str(tmp_path))
-    (tmp_path / "model.safetensors").write_bytes(b"y")
-
-    assert len(before) == 16
-    assert report.weights_hash(str(tmp_path)) != before
-    assert (report.weights_hash("owner/name"), report.weights_hash("")) == ("owner/name", "")
 
 
 def test_bench_refuses_sampled_peers() -> None:

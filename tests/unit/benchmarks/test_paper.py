@@ -6,16 +6,15 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks.paper import __main__ as command
 from benchmarks.paper import measuring
-from benchmarks.paper.conversations import Conversation, Writer, held_out, read_conversations
+from benchmarks.paper.conversations import Conversation, Writer, read_conversations
 from benchmarks.paper.experiments import EXPERIMENTS, Experiment, Published, setting, settings_of
-from benchmarks.paper.figures import MAX_ACCEPTED, draft_cost, shares, slower_share, summary, sums
+from benchmarks.paper.figures import summary
 from benchmarks.paper.measuring import Measured, Place, measure
 from benchmarks.paper.page import page
 from benchmarks.paper.picture import draw
@@ -23,7 +22,6 @@ from benchmarks.samples import BenchError, Run, Sample
 from clients.generate import Chunk, Generation
 from orchestrator.core.methods import DRAFTERS
 from orchestrator.core.sampling_params import Rule
-from orchestrator.core.static_trees import EAGLE_LEAVES, tree_of_choices
 from orchestrator.drafting.registry import select_method
 
 # Prompts
@@ -54,11 +52,6 @@ def test_the_three_layouts_are_read(tmp_path: Path) -> None:
     ]
 
 
-def test_so_many_of_each_category_are_kept(tmp_path: Path) -> None:
-    lines = [{"id": i, "category": "ab"[i % 2], "turns": ["x"]} for i in range(10)]
-    assert [each.id for each in read_conversations(written(tmp_path, *lines), 2)] == ["0", "1", "2", "3"]
-
-
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -78,24 +71,6 @@ def test_a_bad_line_is_named(tmp_path: Path, line: object, words: str) -> None:
         read_conversations(file, 9)
 
 
-def test_a_missing_file_and_an_unknown_task_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match=r"cannot be read.*--prompts"):
-        read_conversations(tmp_path / "none.jsonl", 1)
-    with pytest.raises(BenchError, match="unknown task 'poetry'"):
-        held_out(["edit", "poetry"], 1)
-    assert {each.category for each in held_out(["edit", "completion"], 3)} == {"edit", "completion"}
-
-
-def test_turns_are_joined_as_text_or_in_the_target_s_template() -> None:
-    assert Writer().prompt(["a", "b"], ["A"]) == "aA\n\nb"
-    template = SimpleNamespace(
-        chat_template="x",
-        apply_chat_template=lambda messages, **options: "".join(f"<{m['role'][0]}>{m['content']}" for m in messages),
-    )
-    assert Writer(template).prompt(["a", "b"], ["A"]) == "<u>a<a>A<u>b"
-    assert not Writer(SimpleNamespace(chat_template=None)).has_template
-
-
 # Settings
 
 
@@ -107,22 +82,6 @@ def test_every_setting_is_one_that_the_server_takes() -> None:
             plan.check_rule(Rule(each.rule))
             names.add(each.name)
     assert len(names) == len(set(settings_of(EXPERIMENTS, DRAFTERS))) - 2  # all but plain decoding, at 0 and 1
-
-
-def test_the_published_tree_of_eagle_is_the_published_one() -> None:
-    found = [each for each in settings_of(EXPERIMENTS, DRAFTERS) if each.label == "eagle, published tree"]
-    assert len(found) == 3
-    for each in found:
-        config = select_method(each.method, each.parameters, frozenset(DRAFTERS), {}).config
-        assert config.shape.choices.paths == tree_of_choices(EAGLE_LEAVES).paths  # type: ignore[attr-defined]
-        assert config.max_nodes == 25
-
-
-def test_settings_without_their_drafter_are_left_out_and_plain_decoding_comes_first() -> None:
-    found = settings_of(EXPERIMENTS, ["eagle"])
-    assert [each.method for each in found[:2]] == ["none", "none"]
-    assert {each.method for each in found} >= {"eagle", "eagle2", "ngram"}
-    assert not {each.method for each in found} & {"medusa", "eagle3", "draft_model", "redrafter"}
 
 
 # Figures
@@ -175,19 +134,6 @@ def test_a_summary_worked_by_hand() -> None:
     assert found.slower == 0.5 and (found.num_same_text, found.num_prompts) == (1, 2)
     assert found.by_depth == pytest.approx((3 / 7, 1.0, 1.0))
     assert found.histogram == pytest.approx((6 / 9, 0.0, 2 / 9, 0.0, 1 / 9))
-
-
-def test_a_summary_of_one_category() -> None:
-    measured = example()
-    hard = summary(measured, FAST, lambda s: measured.places[s.prompt].conversation.category == "hard")
-    assert (hard.acceptance_length, hard.slower, hard.num_prompts) == (1.0, 1.0, 1)
-    assert summary(measured, FAST.base).speed_up is None
-
-
-def test_parts_of_the_figures() -> None:
-    assert sums([[1, 2], [1], []]) == [2, 2] and sums([]) == []
-    assert shares([1] * (MAX_ACCEPTED + 3))[-1] == pytest.approx(3 / (MAX_ACCEPTED + 3))
-    assert shares([]) == () and slower_share([], []) == 0.0 and draft_cost([], []) == 0.0
 
 
 # The run and the page

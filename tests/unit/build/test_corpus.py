@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
 from build.corpus import MAX_FILE_BYTES, Corpus, check_corpus, load_corpus
-from build.data import batch, encode_documents
-from build.errors import BuildError, run_command
+from build.data import encode_documents
+from build.errors import run_command
 from build.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 
 
@@ -45,12 +44,6 @@ def test_split_is_disjoint_complete_and_about_four_percent(corpus: Corpus):
     assert 1 <= len(held_out) <= 20
 
 
-def test_split_and_hash_of_the_same_library_are_the_same(corpus: Corpus, tmp_path: Path):
-    again = load_corpus(library(tmp_path))
-    assert again.sha256 == corpus.sha256
-    assert again.held_out == corpus.held_out
-
-
 def test_hash_of_a_changed_file_differs_and_no_file_changes_sides(corpus: Corpus, tmp_path: Path):
     root = library(tmp_path)
     (root / "package0" / "module0.py").write_text("changed = True\n")
@@ -73,11 +66,6 @@ def test_differing_corpus_is_refused_in_one_sentence_unless_any_is_allowed(
     assert message.count("\n") == 1
 
 
-def test_corpus_of_an_empty_folder_is_an_error(tmp_path: Path):
-    with pytest.raises(BuildError, match="nothing to train on"):
-        load_corpus(tmp_path)
-
-
 def test_tokenizer_saved_loads_both_ways_and_loses_no_byte(corpus: Corpus, tmp_path: Path):
     save_tokenizer(train_tokenizer(document.text for document in corpus.train), tmp_path)
     text = "def f(x):\n\treturn  'é', x  # 漢\n"
@@ -88,13 +76,3 @@ def test_tokenizer_saved_loads_both_ways_and_loses_no_byte(corpus: Corpus, tmp_p
     assert (for_transformers.bos_token_id, for_transformers.eos_token_id, for_transformers.pad_token_id) == (0, 0, 0)
     stream = encode_documents(plain, corpus.held_out)
     assert (stream == 0).sum() == len(corpus.held_out) + 1
-
-
-def test_batches_of_one_pass_see_each_window_once():
-    stream = np.arange(1_000, dtype=np.uint16)
-    rows = np.concatenate([batch(stream, 7, index, 3, 50).numpy() for index in range(6)])
-    starts = rows[:, 0]
-    assert len(set(starts)) == 18
-    assert len({int(start) % 50 for start in starts}) == 1
-    assert (rows == starts[:, None] + np.arange(51)).all()
-    assert (rows[3:6] == batch(stream, 7, 1, 3, 50).numpy()).all()

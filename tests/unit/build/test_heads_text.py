@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer
@@ -71,11 +70,6 @@ def test_lines_end_at_newlines_alone(tmp_path: Path, character: str) -> None:
     assert texts_of(write_lines(tmp_path / "some.jsonl", *lines)) == [f"one{character}two", "three"]
 
 
-def test_lines_may_end_as_on_windows(tmp_path: Path) -> None:
-    (tmp_path / "some.jsonl").write_bytes(b'{"text": "one"}\r\n\r\n{"text": "two"}\r\n')
-    assert texts_of(tmp_path / "some.jsonl") == ["one", "two"]
-
-
 @pytest.mark.parametrize(
     "line",
     ["[" * 100_000 + "]" * 100_000, '{"text": ' + "[" * 900 + '"x"' + "]" * 900 + "}", '{"text": "\\ud800"}', "{"],
@@ -88,23 +82,10 @@ def test_line_that_cannot_be_read_is_named(tmp_path: Path, line: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_empty_texts_are_skipped_and_counted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    empty = [{"text": ""}, {"text": " \n"}, {"messages": []}, {"messages": [{"role": "user", "content": None}]}, ""]
-    write_lines(tmp_path / "a.jsonl", {"text": "one"}, *empty)
-    write_lines(tmp_path / "b.jsonl", {"text": ""}, {"prompt": "", "completion": "two"})
-    assert texts_of(tmp_path) == ["one", "two"]
-    assert capsys.readouterr().out == f"{tmp_path}: 6 documents without text are skipped\n"
-
-
 @pytest.mark.parametrize("line", [{"id": 3}, {"text": 3}, {"messages": [{"role": "user"}]}, 7, {}])
 def test_line_of_another_kind_is_refused_not_skipped(tmp_path: Path, line: Any) -> None:
     with pytest.raises(BuildError, match=r"line 2 has no text under text, .*conversations"):
         read_corpus(write_lines(tmp_path / "some.jsonl", {"text": "fine"}, line))
-
-
-def test_corpus_of_empty_texts_holds_no_text(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match="holds no text"):
-        read_corpus(write_lines(tmp_path / "some.jsonl", {"text": ""}))
 
 
 # Chats
@@ -126,38 +107,6 @@ def test_chats_are_written_with_the_target_s_template(tmp_path: Path, bos: bool)
     assert text.chat_template
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        CHAT,
-        {"prompt": CHAT[:1], "completion": CHAT[1:]},
-        {"conversations": [{"from": "human", "value": "ask"}, {"from": "chatgpt", "value": "answer"}]},
-        {"messages": [{"role": None, "from": "human", "value": "ask"}, {"from": "bard", "value": "answer"}]},
-    ],
-    ids=["a list", "in two parts", "another's name", "no role"],
-)
-def test_chats_of_all_shapes_are_chats(tmp_path: Path, line: Any) -> None:
-    target = make_target(tmp_path / "model", TEMPLATE)
-    text = text_of(target, write_lines(tmp_path / "chats.jsonl", *[line] * 60), tmp_path)
-    assert documents_in(text, target) == {"<s>uQaskXaQanswerX"}
-
-
-def test_chats_are_plain_lines_where_there_is_no_template(tmp_path: Path) -> None:
-    target = make_target(tmp_path / "model")
-    text = text_of(target, write_lines(tmp_path / "chats.jsonl", *[{"messages": CHAT}] * 60), tmp_path)
-    assert documents_in(text, target) == {"askanswer"}  # its tokenizer has no token for the end of a line
-    assert not text.chat_template
-    assert not text.special_tokens
-
-
-def test_plain_texts_are_no_chats_though_there_is_a_template(tmp_path: Path) -> None:
-    target = make_target(tmp_path / "model", TEMPLATE, bos=True)
-    text = text_of(target, write_lines(tmp_path / "texts.jsonl", *[{"text": "plain"}] * 60), tmp_path)
-    assert documents_in(text, target) == {"<s>plain"}
-    assert not text.chat_template
-    assert text.special_tokens == ("<s>",)
-
-
 def test_chat_that_the_template_refuses_is_named(tmp_path: Path) -> None:
     target = make_target(tmp_path / "model", TEMPLATE)
     lines = [{"messages": CHAT}] * 3 + [{"messages": [{"role": "critic", "content": "no"}]}]
@@ -177,16 +126,6 @@ def test_corpus_is_another_one_in_another_template_or_other_roles(tmp_path: Path
     assert len(names) == 4
 
 
-def test_template_that_writes_the_day_makes_no_other_corpus(tmp_path: Path) -> None:
-    """Llama 3.2's does; a run is resumed on another day, with the stream of the first."""
-    template = "{{ range(9999) | random }}{% for turn in messages %}{{ turn.content }}{% endfor %}"
-    target = make_target(tmp_path / "model", template)
-    corpus = write_lines(tmp_path / "chats.jsonl", *[{"messages": CHAT}] * 60)
-    one, other = (text_of(target, corpus, tmp_path) for _ in range(2))
-    assert one.corpus.sha256 == other.corpus.sha256
-    assert np.array_equal(one.train, other.train)
-
-
 # Tokens
 
 
@@ -199,23 +138,6 @@ def test_documents_are_encoded_as_the_server_encodes_a_prompt(tmp_path: Path) ->
         text = text_of(target, corpus, tmp_path)
         assert text.train[: len(served) + 2].tolist() == [0, *served, 0]
         assert text.held_out[: len(served) + 2].tolist() == [0, *served, 0]
-
-
-def test_documents_are_neither_cut_nor_filled_up(tmp_path: Path) -> None:
-    """Some tokenizer.json say so of prompts."""
-    target = make_target(tmp_path / "model")
-    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
-    tokenizer.enable_truncation(3)
-    tokenizer.enable_padding(length=20)
-    tokenizer.save(str(target / "tokenizer.json"))
-    text = text_of(target, write_lines(tmp_path / "texts.jsonl", *[{"text": "plain"}] * 60), tmp_path)
-    assert documents_in(text, target) == {"plain"}
-
-
-def test_document_that_ends_itself_is_not_ended_twice(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(make_target(tmp_path) / "tokenizer.json"))
-    documents = tuple(Document(text, text, "") for text in ("ab<|endoftext|>", "c"))
-    assert encode_documents(tokenizer, documents, 0).tolist() == [0, 1, 2, 0, 3, 0]
 
 
 def test_demo_heads_see_the_tokens_they_always_saw() -> None:

@@ -73,21 +73,6 @@ def test_counts_are_those_of_a_naive_count(
                 assert dict(zip(followers.ids.tolist(), followers.weights.tolist(), strict=True)) == truth[context]
 
 
-def test_counts_no_ngram_runs_across_two_documents(tokenizer: Tokenizer) -> None:
-    tables = count_tables([np.array([1, 2, 1, 2]), np.array([3, 4, 3, 4])], tokenizer, 2, EVERYTHING)
-    followers = tables.followers([2])
-    assert followers and followers.ids.tolist() == [1]
-
-
-def test_counts_a_context_keeps_its_best_followers(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngrams, "MAX_CANDIDATES", 10)
-    ids = [token for token in range(1, 63) for _ in range(1 + token % 7)]
-    pairs = np.array([x for token in ids for x in (0, token)])
-    followers = count_tables([pairs], tokenizer, 2, EVERYTHING).followers([0])
-    best = sorted(range(1, 63), key=lambda token: (-(1 + token % 7), token))[:10]
-    assert followers and followers.ids.tolist() == sorted(best)
-
-
 def test_counts_of_too_little_text_and_too_large_a_vocabulary_are_errors(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,6 @@ import torch
 from build import export, recipe, train, training
 from build.corpus import Corpus, Document
 from build.errors import BuildError
-from build.limits import NO_LIMITS, SHARES, Limits
 from build.losses import agreement, held_out_loss
 from build.recipe import Plan, Recipe, Shape
 from build.train import ModelRun, begin_run
@@ -21,7 +20,6 @@ from build.workspace import TrainingText, Workspace
 
 PLAN = Plan(tokens=10 * 64, peak_rate=1e-2, step_tokens=64, short_length=16, long_length=32, long_share=0.3)
 TINY = Recipe("tiny", Shape(hidden=16, layers=2, heads=2, kv_heads=1, head_dim=8, mlp=24, vocab=32), PLAN)
-UNCUT = Plan(tokens=8_000_000, peak_rate=1.5e-3)
 STREAM = np.random.default_rng(0).integers(0, 32, 5_000).astype(np.uint16)
 
 
@@ -76,34 +74,6 @@ def test_checkpoint_of_another_corpus_is_refused(tmp_path: Path):
         begin_run(TINY, STREAM, "other", None, "cpu").resume(path)
 
 
-def test_damaged_checkpoint_is_named(tmp_path: Path):
-    path = tmp_path / "checkpoint.pt"
-    path.write_bytes(b"not a checkpoint")
-    with pytest.raises(BuildError, match=r"checkpoint\.pt cannot be read"):
-        tiny_run().resume(path)
-
-
-def test_plan_warms_up_decays_and_ends_with_long_windows():
-    plan = UNCUT
-    rates = [plan.rate(step) for step in range(plan.steps)]
-    top = rates.index(max(rates))
-    assert rates[: top + 1] == sorted(rates[: top + 1])
-    assert rates[top:] == sorted(rates[top:], reverse=True)
-    assert rates[-1] == pytest.approx(plan.peak_rate * plan.floor, rel=1e-2)
-    assert plan.phase(plan.long_from - 1).length == 512
-    assert plan.phase(plan.long_from).length == 2_048
-    assert (plan.steps - plan.long_from) / plan.steps == pytest.approx(0.15, abs=0.01)
-
-
-def test_cut_plan_keeps_the_past_and_decays_from_the_cut():
-    plan = UNCUT
-    cut = replace(plan, cut_step=500)
-    assert [cut.rate(step) for step in range(500)] == [plan.rate(step) for step in range(500)]
-    assert cut.rate(500) == pytest.approx(plan.rate(500))
-    assert cut.rate(cut.steps - 1) < plan.peak_rate * 0.06
-    assert (cut.steps - 500) / cut.steps == pytest.approx(0.15, abs=0.01)
-
-
 def test_a_limit_of_time_shortens_the_plan_once_and_a_resumed_run_follows_it(tmp_path: Path):
     path, run = tmp_path / "checkpoint.pt", tiny_run()
     rate = run.fit(path, 1e-9)
@@ -114,22 +84,6 @@ def test_a_limit_of_time_shortens_the_plan_once_and_a_resumed_run_follows_it(tmp
     assert run.train(path) and run.progress.step == 1
 
 
-def test_a_run_that_is_out_of_time_begins_its_last_phase(tmp_path: Path):
-    run = tiny_run()
-    run.progress.wall_s = 80.0
-    assert run.train(tmp_path / "checkpoint.pt", limit_s=100.0)
-    assert run.progress.plan.cut_step == 1 and run.progress.step == 2
-
-
-def test_limits_keep_the_stages_proportions():
-    limits = Limits(tokens=recipe.TARGET.plan.tokens // 2, hours=2.0)
-    assert limits.plan_of(recipe.DRAFT.plan).tokens == recipe.DRAFT.plan.tokens // 2
-    assert limits.seconds_of("target") == pytest.approx(7200 * SHARES["target"])
-    assert NO_LIMITS.plan_of(recipe.DRAFT.plan) == recipe.DRAFT.plan and NO_LIMITS.seconds_of("draft") == 0
-    assert Limits("cuda").plan_of(recipe.TARGET.plan).step_tokens > recipe.TARGET.plan.step_tokens
-    assert sum(SHARES.values()) < 1
-
-
 def test_checkpoint_of_another_recipe_or_teacher_is_refused(tmp_path: Path):
     path = save(tiny_run(), tmp_path / "checkpoint.pt")
     other = begin_run(replace(TINY, seed=1), STREAM, "corpus", None, "cpu")
@@ -137,13 +91,6 @@ def test_checkpoint_of_another_recipe_or_teacher_is_refused(tmp_path: Path):
     for run in (other, later):
         with pytest.raises(BuildError, match="another corpus, teacher"):
             run.resume(path)
-
-
-def test_cut_in_the_last_phase_changes_nothing():
-    run = tiny_run()
-    run.progress.step = PLAN.long_from
-    run.progress.finish_now()
-    assert run.progress.plan == PLAN
 
 
 def test_loss_of_a_learnable_stream_falls_and_bands_are_reported():

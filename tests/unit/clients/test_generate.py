@@ -16,16 +16,7 @@ from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from clients import generate, http_generate
-from clients.generate import Chunk, Generation, Painter
-
-TOTALS = {"num_steps": 4, "total_draft_tokens": 8, "total_accepted_draft_tokens": 3, "finish_reason": "stop"}
-#: 7 tokens in 4 steps; the second response brings two steps at once, the last one text that was held back.
-CHUNKS = [
-    Chunk("a", [1], [1], 0.5, {}),
-    Chunk("bcde", [2, 3, 4, 5], [3, 1], 1.0, {}),
-    Chunk("f", [6, 7], [2], 1.5, {}),
-    Chunk("g", [], [], 1.6, TOTALS),
-]
+from clients.generate import Chunk, Painter
 
 
 def message(final: bool = False, **outputs: Any) -> Any:
@@ -119,22 +110,6 @@ def test_inputs_that_do_not_fit_are_named(options: dict[str, Any], words: str) -
         generate.to_inputs(options)
 
 
-def test_numbers_tell_prefill_and_decoding_apart() -> None:
-    run = Generation("x", CHUNKS)
-
-    numbers = run.numbers()
-
-    assert (run.text, run.ids) == ("abcdefg", [1, 2, 3, 4, 5, 6, 7])
-    assert (numbers["num_tokens"], numbers["decode_tokens"], numbers["decode_s"]) == (7, 6, 1.0)
-    assert (numbers["first_token_s"], numbers["tokens_per_s"]) == (0.5, 6.0)
-    assert (numbers["acceptance_length"], numbers["acceptance_length_without_bonus"]) == (7 / 4, 3 / 4)
-
-
-@pytest.mark.parametrize("chunks", [[], CHUNKS[:1], [Chunk("", [], [], 0.1, {"finish_reason": "cancelled"})]])
-def test_numbers_of_a_short_answer_are_zero_not_an_error(chunks: list[Chunk]) -> None:
-    assert Generation("x", chunks).numbers()["tokens_per_s"] == 0
-
-
 def test_compare_takes_turns_and_starts_every_run_cold() -> None:
     client = FakeClient(STEP, LAST, FINAL)
 
@@ -145,15 +120,6 @@ def test_compare_takes_turns_and_starts_every_run_cold() -> None:
     assert "".join(order) == "abbaab"
     assert len({salt for _, salt in asked}) == 6
     assert [[run.method for run in some] for some in runs] == [["a", "a"], ["b", "b"]]
-
-
-def test_comparison_marks_a_text_that_differs() -> None:
-    same, other = Generation("a", CHUNKS), Generation("b", [Chunk("z", [9], [1], 1.0, TOTALS)])
-
-    lines = generate.comparison([[same, same], [same, other]]).splitlines()
-
-    assert lines[0] == generate.HEADER
-    assert [line.split()[1] for line in lines[1:]] == ["yes", "NO"]
 
 
 class Terminal(io.StringIO):
@@ -169,41 +135,11 @@ def colourful(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
 
 
-def painted(out: io.StringIO) -> str:
-    paint = Painter(out)
-    for chunk in CHUNKS:
-        paint(chunk)
-    return out.getvalue()
-
-
-@pytest.mark.usefixtures("colourful")
-def test_painter_colours_steps_that_accepted_drafts_by_turns() -> None:
-    assert painted(Terminal()) == "a\x1b[32mbcde\x1b[0m\x1b[36mf\x1b[0mg"
-
-
-@pytest.mark.usefixtures("colourful")
-def test_painter_is_plain_where_colours_are_not_welcome(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert painted(io.StringIO()) == "abcdefg"
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert painted(Terminal()) == "abcdefg"
-
-
 @pytest.mark.usefixtures("colourful")
 def test_painter_lets_no_text_steer_the_terminal() -> None:
     out = Terminal()
     Painter(out)(Chunk("a\x1b[2Jb\n\tc", [1], [1], 0.0, {}))
     assert out.getvalue() == "a\ufffd[2Jb\n\tc"
-
-
-def test_parse_reads_options_and_the_prompt_from_a_file(tmp_path: Any) -> None:
-    (tmp_path / "p").write_text("né", encoding="utf-8")
-
-    args, options = generate.parse(
-        ["--file", str(tmp_path / "p"), "--method", "none", "--stop", "a", "--stop", "b", "--timeout-ms", "2000"]
-    )
-
-    assert (args.prompt, options["stop_words"], options["speculation"]) == ("né", ["a", "b"], "none")
-    assert (options["limit_s"], options["temperature"]) == (7.0, None)
 
 
 @pytest.mark.parametrize(
@@ -213,12 +149,6 @@ def test_parse_refuses_what_cannot_be_sent(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as error:
         generate.parse(arguments)
     assert error.value.code == 2
-
-
-def test_parse_refuses_a_prompt_that_is_not_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"\xff")))
-    with pytest.raises(SystemExit):
-        generate.parse([])
 
 
 @pytest.fixture

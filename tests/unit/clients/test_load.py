@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clients.load import parse
-from clients.load_report import Cell, cell_of, median_of, speed_ups, stops_paying, to_html, to_markdown
+from clients.load_report import Cell, cell_of, stops_paying, to_html, to_markdown
 
 
 def record(began_s: float, times: list[float], num_tokens: int, num_steps: int, error: str = "") -> dict[str, Any]:
@@ -38,22 +38,6 @@ def test_tokens_count_within_the_window_and_streams_that_began_in_it() -> None:
     assert found.inter_chunk_ms == (1000, 1500)
 
 
-def test_a_run_in_which_nothing_succeeded_has_figures_of_zero() -> None:
-    found = cell_of([record(100.0, [], 0, 0, "no room")], "none", 1, 1.0, 5.0)
-    assert (found.num_errors, found.tokens_per_s, found.first_token_ms) == (1, 0.0, (0.0, 0.0))
-
-
-def test_of_several_runs_the_median_one_is_kept_unless_one_has_errors() -> None:
-    runs = [cell("none", 1, rate) for rate in (70, 20, 50, 60)]
-    assert median_of(runs).tokens_per_s == 50
-    assert median_of([*runs, cell("none", 1, 90, num_errors=1)]).tokens_per_s == 90
-
-
-def test_speed_ups_are_over_none_with_as_many_users() -> None:
-    cells = [cell("none", 1, 50), cell("none", 4, 100), cell("suffix", 1, 150), cell("suffix", 4, 90)]
-    assert speed_ups([*cells, cell("suffix", 16, 300)]) == {"suffix": {1: 3.0, 4: 0.9}}
-
-
 @pytest.mark.parametrize(
     ("by_users", "expected"),
     [
@@ -70,12 +54,6 @@ def test_markdown_has_a_row_for_each_method_and_shows_errors() -> None:
     table = to_markdown([cell("none", 1, 50), cell("suffix", 1, 150, num_errors=2), cell("suffix", 4, 80)])
     assert "| `none` | 2.00 | 50 | – | – |" in table
     assert "| `suffix` | 2.00 | 150 (3.00 ×), 2 errors | 80 | pays at 1 still |" in table
-
-
-def test_runs_in_which_no_text_ended_do_not_count_in_the_acceptance_length() -> None:
-    ended, cut = cell("none", 1, 50), cell("none", 64, 50)._replace(acceptance_length=0.0)
-    assert "| `none` | 2.00 |" in to_markdown([ended, cut])
-    assert "| `none` | – |" in to_markdown([cut])
 
 
 def test_page_is_one_file_without_outside_resources() -> None:

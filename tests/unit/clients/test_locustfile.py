@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import struct
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +12,7 @@ import pytest
 
 with patch.dict(os.environ, LOCUST_SKIP_MONKEY_PATCH="1"):  # the other tests need threads as they are
     from clients import locustfile
-    from clients.locustfile import Arrivals, Chunk, Ledger, Refused, Stream, TextDiffers, read_prompts
-
-TOTALS = {"num_steps": 3}
+    from clients.locustfile import Arrivals, Chunk, Ledger, Refused, Stream, TextDiffers
 
 
 def stream_of(*chunks: tuple[float, str, int], **totals: int) -> Stream:
@@ -44,11 +40,6 @@ def test_statistics_of_a_stream() -> None:
     assert stream.text == "abcdef" and stream.num_tokens == 6
 
 
-def test_a_stream_of_one_chunk_has_no_time_per_token() -> None:
-    names = {name for name, _ in stream_of((0.5, "a", 1), num_steps=1).statistics()}
-    assert names == {"first token, ms", "tokens/chunk x100", "acceptance length x100"}
-
-
 def test_chunks_of_every_protocol_are_read_alike() -> None:
     last = {"text_output": "b", "num_output_tokens": 2, "num_steps": 3, "finish_reason": "length"}
     assert locustfile.triton_chunk(last) == Chunk("b", 2, {"num_steps": 3})
@@ -57,14 +48,6 @@ def test_chunks_of_every_protocol_are_read_alike() -> None:
     usage = {"usage": {"completion_tokens": 7}, "metrics": {"speculative_decoding": {"num_spec_steps": 3}}}
     assert locustfile.openai_chunk({"choices": [], **usage}) == Chunk("", None, {"num_tokens": 7, "num_steps": 3})
     assert locustfile.openai_chunk({"choices": [], "usage": None}) == Chunk("", None, {})
-
-
-def test_grpc_outputs_are_read_from_their_bytes() -> None:
-    names = ("text_output", "output_ids", "num_output_tokens", "num_steps")
-    text = "é!".encode()
-    raw = [struct.pack("<I", len(text)) + text, b"\0" * 8, struct.pack("<i", 2), struct.pack("<i", 5)]
-    response = SimpleNamespace(outputs=[SimpleNamespace(name=name) for name in names], raw_output_contents=raw)
-    assert locustfile._outputs(response) == {"text_output": "é!", "num_output_tokens": 2, "num_steps": 5}
 
 
 def test_tokens_that_the_protocol_does_not_count_come_with_the_last_chunk() -> None:
@@ -92,26 +75,6 @@ def test_another_text_of_a_prompt_is_a_failure_within_a_run_and_against_an_earli
     with pytest.raises(TextDiffers):
         Ledger("", texts, "seed=1").check(record("b", "text"))
     Ledger("", texts, "seed=2").check(record("b", "text"))  # another seed, another text
-
-
-def test_records_are_written_once(tmp_path: Path) -> None:
-    ledger = Ledger(str(tmp_path / "records.jsonl"), "", "")
-    for prompt in ("a", "b"):
-        ledger.pending.append(record(prompt, "text"))
-        ledger.write()
-        ledger.write()
-    lines = (tmp_path / "records.jsonl").read_text().splitlines()
-    assert [json.loads(line)["prompt"] for line in lines] == ["a", "b"]
-
-
-def test_prompts_of_a_folder_a_jsonl_file_and_a_text(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"id": "one", "text": "1"}\n\n{"text": "2"}\n')
-    (tmp_path / "b.txt").write_text("3\n4")
-    assert read_prompts(tmp_path) == [("one", "1"), ("a-1", "2"), ("b", "3\n4")]
-    assert read_prompts(tmp_path / "b.txt") == [("b", "3\n4")]
-    (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(ValueError, match="no prompts in"):
-        read_prompts(tmp_path / "empty.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -146,12 +109,6 @@ def answer_with(response: Response, monkeypatch: pytest.MonkeyPatch) -> None:
         return SimpleNamespace(request=lambda *given: None, getresponse=lambda: response, close=lambda: None)
 
     monkeypatch.setattr(locustfile.http.client, "HTTPConnection", connect)
-
-
-def test_pings_and_empty_lines_of_a_stream_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [b": ping\n", b"\n", b'data: {"text_output": "a"}\n', b"\n", b": ping\n", b"\n", b"data: [DONE]\n"]
-    answer_with(Response(status=200, lines=lines), monkeypatch)
-    assert list(locustfile.server_sent("localhost:1", "/path", {}, 1.0)) == [{"text_output": "a"}]
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import kubernetes_validate
@@ -66,28 +64,6 @@ def test_every_manifest_is_valid(name: str) -> None:
         check_schema({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": pod["spec"]})
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "path", "value"),
-    [
-        ("cpu-demo", "Deployment", "spec.template.spec.terminationGracePeriod", 5),
-        ("cpu-demo", "Service", "spec.clusterIp", "None"),
-        ("gpu-torch", "HorizontalPodAutoscaler", "spec.metrics.0.pods.target.averageValue", [1]),
-        ("gpu-torch", "PodMonitor", "spec.endpoints", []),
-        ("multi-node", "LeaderWorkerSet", "spec.leaderWorkerTemplate.restartPolicy", "Always"),
-        ("kserve", "ServingRuntime", "spec.terminationGracePeriodSeconds", 5),
-    ],
-)
-def test_a_wrong_manifest_is_found(name: str, kind: str, path: str, value: Any) -> None:
-    manifest = copy.deepcopy(next(iter(of_kind(name, kind).values())))
-    *parents, last = path.split(".")
-    place: Any = manifest
-    for key in parents:
-        place = place[int(key)] if key.isdecimal() else place[key]
-    place[last] = value
-    with pytest.raises(jsonschema.ValidationError):
-        check_schema(manifest)
-
-
 @EACH_OVERLAY
 def test_every_reference_is_to_something_that_is_there(name: str) -> None:
     made = {
@@ -123,14 +99,6 @@ def test_services_budgets_and_monitors_select_pods_and_ports_that_are_there(name
         assert selected and all(set(ports) <= names for names in selected), (labels, ports)
 
 
-@EACH_OVERLAY
-def test_replicas_of_a_deployment_are_spread_over_nodes(name: str) -> None:
-    for where, manifest in of_kind(name, "Deployment").items():
-        pod = manifest["spec"]["template"]
-        (constraint,) = pod["spec"]["topologySpreadConstraints"]
-        assert constraint["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items(), where
-
-
 def services(name: str) -> list[Manifest]:
     return list(of_kind(name, "Service").values())
 
@@ -149,13 +117,6 @@ def test_every_container_runs_without_privileges(name: str) -> None:
             assert context["capabilities"] == {"drop": ["ALL"]}, where
             assert context["seccompProfile"] == {"type": "RuntimeDefault"}, where
             assert not pod["spec"].get("hostNetwork") and not pod["spec"].get("automountServiceAccountToken"), where
-
-
-@EACH_OVERLAY
-def test_no_pod_gets_variables_of_services_and_no_token(name: str) -> None:
-    for where, pod in pods(name):
-        assert pod["spec"]["enableServiceLinks"] is False, where  # SERVING_ and GATEWAY_ variables are settings
-        assert pod["spec"]["automountServiceAccountToken"] is False, where
 
 
 @EACH_OVERLAY

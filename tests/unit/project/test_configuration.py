@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.core.deployment.config import ServingConfig
 from orchestrator.core.deployment.reload_requests import live_keys
-from tools.configuration import PAGE, Key, declared_keys, linked, page_of, read_keys
+from tools.configuration import PAGE, Key, declared_keys, page_of, read_keys
 
 pytestmark = pytest.mark.unit
 
@@ -36,12 +36,6 @@ def test_every_key_has_a_group_and_a_meaning() -> None:
     assert [key.name for key in keys if not (key.group and key.meaning)] == []
 
 
-def test_every_key_is_on_the_page_once() -> None:
-    assert re.findall(r"^\| `(\w+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE) == [
-        *ServingConfig.model_fields
-    ]
-
-
 def test_links_lead_to_pages_and_their_sections() -> None:
     for page, anchor in re.findall(r"\]\(([\w/-]+\.md)(?:#([\w-]+))?\)", PAGE.read_text(encoding="utf-8")):
         headings = re.findall(r"^#+ (.*)", (PAGE.parent / page).read_text(encoding="utf-8"), re.MULTILINE)
@@ -67,8 +61,3 @@ def test_keys_are_read_with_their_group_and_the_comments_above_them() -> None:
         Key("Models", "draft", ""),
         Key("Requests", "max_running", "how many"),
     ]
-
-
-def test_references_are_links() -> None:
-    assert linked("a (docs/wire.md, Runs); b") == "a ([wire, Runs](wire.md#runs)); b"
-    assert linked("docs/methods/union.md") == "[union](methods/union.md)"

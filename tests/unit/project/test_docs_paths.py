@@ -15,8 +15,3 @@ PAGES = [ROOT / "README.md", ROOT / "build" / "README.md", *sorted((ROOT / "docs
 def test_every_path_that_a_page_names_exists(page: Path) -> None:
     missing = [name for name in NAMED.findall(page.read_text(encoding="utf-8")) if not (ROOT / name).exists()]
     assert not missing, f"{page.relative_to(ROOT)} names {', '.join(missing)}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_page_holds_both_sides_of_a_merge(page: Path) -> None:
-    assert not re.findall(r"^(?:<{7}|>{7}) ", page.read_text(encoding="utf-8"), re.MULTILINE)

@@ -15,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tools.lock import PYTHONS, LockError, Package, closure, environment_of, groups_of, lock_text, read_report
+from tools.lock import PYTHONS, LockError, Package, closure, environment_of, groups_of, read_report
 
 pytestmark = pytest.mark.unit
 
@@ -133,15 +133,6 @@ def test_a_lock_that_is_wrong_is_found(what: str) -> None:
     assert any(words in problem for problem in problems(lock, DOCUMENT, CONSTRAINTS))
 
 
-def test_a_new_requirement_and_a_new_pin_are_missed() -> None:
-    project = {**DOCUMENT["project"], "dependencies": [*DOCUMENT["project"]["dependencies"], "flask>=3", "numpy>=2"]}
-    found = list(problems(LOCK, {**DOCUMENT, "project": project}, CONSTRAINTS))
-    assert any("flask" in problem for problem in found)
-    project["dependencies"].remove("flask>=3")
-    assert any("numpy>=2" in problem for problem in problems(LOCK, {**DOCUMENT, "project": project}, CONSTRAINTS))
-    assert any("flask==3.0" in problem for problem in problems(LOCK, DOCUMENT, f"{CONSTRAINTS}flask==3.0\n"))
-
-
 # What images and make select.
 
 
@@ -160,11 +151,6 @@ def test_a_group_is_selected_without_what_the_others_have_alone() -> None:
     assert "nvidia-pytriton" in triton and names("torch") >= {"sympy", "networkx", "jinja2"}
     assert not any(re.match("nvidia-cu|cuda-|triton$", name) for name in names("torch"))
     assert all(" --hash=sha256:" in line and "#" not in line for line in environment.locked(LOCK, ["dev"]))
-
-
-def test_an_unknown_group_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"no group 'sever' \(it has .*serve"):
-        environment.locked(LOCK, ["project", "sever"])
 
 
 # How it is made.
@@ -189,29 +175,3 @@ def test_a_report_of_pip_is_read_and_files_of_this_machine_are_refused() -> None
 
 def package(version: str, letter: str, *requires: str) -> Package:
     return Package(version, letter * 64, tuple(map(Requirement, requires)))
-
-
-def test_each_python_has_its_files() -> None:
-    older = {"a": package("1", "a", 'b; python_version < "3.12"', 'c; extra == "x"'), "b": package("2", "b")}
-    newer = {"a": package("1", "d", 'b; python_version < "3.12"')}
-    groups = {"project": [Requirement("a")]}
-    lines = lock_text({"3.11": older, "3.12": newer}, groups).splitlines()[2:]
-    assert lines == [
-        f"a==1 --hash=sha256:{'a' * 64} --hash=sha256:{'d' * 64}  # project",
-        f'b==2 ; python_version == "3.11" --hash=sha256:{"b" * 64}  # project',
-    ]
-    with pytest.raises(LockError, match="which nobody needs"):
-        lock_text({"3.12": {**newer, "z": package("1", "a")}}, groups)
-    with pytest.raises(LockError, match="b is needed, but pip would not install it"):
-        lock_text({"3.11": {"a": package("1", "a", "b")}}, groups)
-
-
-def test_extras_of_a_requirement_and_of_the_project_are_needed_too() -> None:
-    packages = {
-        "a": package("1", "a", 'b; extra == "x"', 'c; extra == "y"'),
-        "b": package("1", "b"),
-        "d": package("1", "d"),
-    }
-    own = {"more": [Requirement("d")]}
-    wanted = [Requirement("a[x]"), Requirement("specserve[more]")]
-    assert closure(wanted, packages, own, environment_of("3.11")) == {"a", "b", "d"}

@@ -13,12 +13,10 @@ import pytest
 
 from orchestrator.core.deployment.config import ServingConfig
 from tests.support.series import (
-    BOARD,
     MONITORING,
     alert_expressions,
     board_expressions,
     manifest_names,
-    names_in,
     read_names,
 )
 from tests.support.without_triton import imported
@@ -68,24 +66,10 @@ def test_alerts_and_help_texts_name_settings_that_exist_and_load_alerts_name_som
     assert not [name for name in by_settings if not SETTING.findall(described[f"Spec{name}"])]
 
 
-def test_an_undeclared_series_is_found(declared: set[str]) -> None:
-    assert names_in("rate(spec_drafts_total[5m]) / spec_passes_total") - declared == {"spec_drafts_total"}
-
-
 def test_the_autoscaler_reads_waiting_and_running() -> None:
     if not (MONITORING.parent / "k8s").exists():
         pytest.skip("there are no manifests")
     assert manifest_names() & {"spec_num_requests_waiting", "spec_num_requests_running"}
-
-
-def test_panels_neither_overlap_nor_share_an_id() -> None:
-    panels = json.loads(BOARD.read_text(encoding="utf-8"))["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    taken: set[tuple[int, int]] = set()
-    for place in (panel["gridPos"] for panel in panels):
-        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
-        assert not cells & taken and place["x"] + place["w"] <= 24
-        taken |= cells
 
 
 @needs_promtool

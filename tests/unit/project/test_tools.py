@@ -89,11 +89,6 @@ def test_check_host_other_platform_is_sent_to_the_container(monkeypatch):
     assert "use the container" in check_host._platform()
 
 
-def test_size_counts_code_without_docstrings_comments_and_blank_lines():
-    source = '"""Doc.\n\nMore.\n"""\n\nimport os  # why\n\n# comment\ndef f():\n    """Doc."""\n    return """a\nb"""\n'
-    assert size.code_lines(source) == 4
-
-
 def test_size_counts_functions_short_and_long_files_by_folder_without_the_tests(tmp_path, capsys):
     function = "def f():\n    return 1\n"
     sources = {

@@ -13,9 +13,9 @@ from transformers import LlamaConfig
 
 from build.heads.losses import _drafting_loss, backward_by_depth, cross_entropy_to, feature_loss
 from build.heads.make import make_heads
-from build.heads.settings import KINDS, Part
+from build.heads.settings import Part
 from build.heads.target import Batch, FrozenTarget
-from build.heads.teacher_forcing import RootRows, all_rows, draft_logits, sampled_rows
+from build.heads.teacher_forcing import all_rows, draft_logits, sampled_rows
 from runtime.models.heads.modules.eagle import Eagle3Head, EagleHead
 from runtime.models.heads.modules.medusa import MedusaHeads
 from runtime.models.heads.modules.redrafter import RedrafterHead
@@ -119,12 +119,6 @@ def test_depth_of_an_eagle_head_learns_its_own_shift_and_none_beyond(kind: str, 
     assert max(learned_depths(kind, k), default=0) == k
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("p_shift", [-1, 1])
-def test_planted_off_by_one_is_caught(kind: str, p_shift: int):
-    assert max(learned_depths(kind, 2, p_shift), default=0) != 2
-
-
 def test_feature_loss_asks_for_the_next_feature_and_the_token_after_the_root():
     batch, head = spelling_batch(0, 1), new_head("eagle")
     roots = all_rows(ROWS, 1, CPU)
@@ -179,17 +173,3 @@ def test_teacher_forced_head_has_the_logits_that_it_has_when_served_step_by_step
         for row, number in product((0, 3), (0, len(roots.rows) // 2, len(roots.rows) - 1)):
             expected = torch.stack(served(head, batch, row, int(roots.rows[number]), DEPTH))
             torch.testing.assert_close(drafted[:, row, number], expected)
-
-
-def test_root_rows_are_sampled_within_the_window_and_taken_with_an_offset():
-    roots = sampled_rows(20, 4, 0.5, torch.Generator().manual_seed(3), CPU)
-    x = torch.arange(20)[None]
-    assert len(roots.rows) == 8
-    assert roots.rows.tolist() == sorted(set(roots.rows.tolist()))
-    assert int(roots.rows.max()) < 16
-    assert torch.equal(roots.take(x, 4)[0], roots.rows + 4)
-    assert torch.equal(all_rows(20, 4, CPU).take(x, 4)[0], torch.arange(4, 20))
-
-
-def test_one_root_row_is_enough():
-    assert RootRows(torch.tensor([3]), contiguous=False).take(torch.arange(10)[None], 2).tolist() == [[5]]

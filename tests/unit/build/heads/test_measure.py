@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import replace
-from itertools import islice, product
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 
 from build.heads.make import make_heads
-from build.heads.measure import Recorded, acceptance_length, accuracies, best_tree, chain, measure, ranks_of
-from build.heads.sharpness import TRIED, argmax_sharpness, measure_draft_model, sampled_sharpness
+from build.heads.measure import Recorded, acceptance_length, accuracies, best_tree, chain, measure
+from build.heads.sharpness import TRIED, argmax_sharpness, sampled_sharpness
 from build.heads.target import FrozenTarget
-from build.heads.teacher_forcing import all_rows, draft_logits
-from runtime.models.heads.modules.eagle import Eagle3Head
 from runtime.models.heads.sharpness import LEAST
-from tests.support.heads_training import CPU, SIZES, STREAM, TINY
-from tests.support.tiny_models import VOCAB_SIZE
+from tests.support.heads_training import SIZES, STREAM, TINY
 
 RANKS = np.array([[[0, 0, 1], [0, 3, 0], [2, 0, 0], [0, 0, 0], [1, 1, 9], [0, 9, 9]]])
 
@@ -44,24 +40,6 @@ def test_best_tree_is_the_best_of_all_trees():
         assert all(path[:-1] in tree for path in tree if len(path) > 1)
         best = sorted(worth.values(), reverse=True)[:size]
         assert sum(worth[path] for path in tree) == pytest.approx(sum(best))
-
-
-def test_ranks_of_a_draft_vocabulary_put_what_it_lacks_behind_all(target: FrozenTarget):
-    heads = make_heads(target, TINY, STREAM)
-    batch = target.read(torch.from_numpy(STREAM[:66].astype(np.int64)).view(2, 33))
-    ranks = ranks_of(heads["eagle3"], batch, depth=2)
-    head = heads["eagle3"]
-    assert isinstance(head, Eagle3Head)
-    known = set(head.ids.tolist())
-    with torch.no_grad():
-        logits = list(islice(draft_logits(head, batch, all_rows(32, 2, CPU), 2), 2))
-    for row, place, depth in product(range(2), range(30), range(2)):
-        token = int(batch.tokens[row, place + depth + 2])
-        rank = int(ranks[row, place, depth])
-        assert (rank == VOCAB_SIZE) == (token not in known)
-        if token in known:
-            best = head.ids[logits[depth][row, place].argsort(descending=True)].tolist()
-            assert best.index(token) == rank
 
 
 def test_perfect_head_accepts_its_whole_chain(target: FrozenTarget):
@@ -101,17 +79,3 @@ def test_a_sampled_token_is_as_surely_accepted_as_q_resembles_p(target: FrozenTa
     assert sampled_sharpness(head, [batch._replace(p=same)]) == LEAST
     assert sampled_sharpness(head, [batch._replace(p=other)]) == pytest.approx(1.0, abs=0.02)
     assert sampled_sharpness(head, [batch._replace(p=0.5 * (same + other))]) == pytest.approx(0.5, abs=0.02)
-
-
-def test_of_a_target_s_own_draft_model_no_sampled_token_is_doubted(target: FrozenTarget):
-    batch = target.read(torch.from_numpy(STREAM[:660].astype(np.int64)).view(10, 66))
-    assert measure_draft_model(target, target, Recorded([batch]), STREAM).sampled == LEAST
-    other = make_other(target)
-    assert measure_draft_model(other, target, Recorded([batch]), STREAM).sampled > 0.1
-
-
-def make_other(target: FrozenTarget) -> FrozenTarget:
-    """Return a draft model whose logits are a third of the target's."""
-    model = deepcopy(target.model)
-    model.get_output_embeddings().weight.data.mul_(1 / 3)
-    return FrozenTarget("other", model, reads_layers=False)

@@ -14,7 +14,7 @@ from build.errors import BuildError
 from build.heads.cli import main, parser, settings_of, up_to_date
 from build.heads.make import make_heads
 from build.heads.publish import as_published
-from build.heads.settings import ABLATED, KINDS
+from build.heads.settings import KINDS
 from build.heads.sharpness import TRIED
 from build.heads.sharpness import main as measure_again
 from build.heads.target import FrozenTarget
@@ -25,7 +25,6 @@ from orchestrator.core.deployment.config import ServingConfig
 from orchestrator.core.errors import ConfigError
 from runtime.engine.torch_engine import load_draft
 from runtime.models.heads.checkpoint.load import load_head
-from runtime.models.heads.modules.eagle import EagleHead
 from runtime.models.heads.sharpness import LEAST, Sharpness
 from tests.support.heads_training import CPU, STREAM, command, write_corpus
 from tests.support.tiny_models import make_tiny_target
@@ -101,27 +100,6 @@ def config_without_sharpness(folder: Path) -> tuple[dict, dict]:
     return measured, config
 
 
-def test_published_folders_say_how_they_were_made(published: Path, target: FrozenTarget):
-    for kind in KINDS:
-        provenance = json.loads((published / kind / "provenance.json").read_text())
-        config = json.loads((published / kind / "config.json").read_text())
-        assert provenance["complete"]
-        assert provenance["tokens"] == 256
-        assert set(provenance["losses"]) == {kind}
-        assert config["target_fingerprint"] == provenance["target_fingerprint"] == target.identity
-        assert "simulated" in (published / kind / "README.md").read_text().lower()
-        assert str(published) not in (published / kind / "README.md").read_text() + json.dumps(provenance)
-    assert not (published / ABLATED).exists()
-    numbers = json.loads((published / ".train" / "heads" / "heads-ablation.json").read_text())
-    assert [found["tokens"] for found in numbers.values()] == [256, 256]
-
-
-def test_ablated_head_does_not_see_the_token(published: Path, folder: Path):
-    loaded = load_head("eagle", str(published / ".train" / "heads" / ABLATED), str(folder), torch.float32, CPU)
-    assert isinstance(loaded, EagleHead)
-    assert not loaded.reads_token
-
-
 def test_published_heads_are_up_to_date_until_the_settings_change(published: Path, folder: Path):
     assert up_to_date(command(folder, Path(), published))
     assert not up_to_date(command(folder, Path(), published, "--tokens=320"))
@@ -134,32 +112,6 @@ def test_head_of_another_target_is_refused_and_not_replaced(published: Path, fol
         load_head("medusa", str(published / "medusa"), str(other), torch.float32, CPU)
     with pytest.raises(BuildError, match="medusa holds a head of another target"):
         main(command(other, write_corpus(tmp_path), published, "--dry-run"))
-
-
-def test_finished_run_is_not_published_again_for_more_tokens(published: Path, folder: Path, tmp_path: Path):
-    corpus, out = write_corpus(tmp_path), tmp_path / "out"
-    shutil.copytree(published / ".train", out / ".train")
-    for more in ([], ["--publish-only"], ["--dry-run"]):
-        with pytest.raises(BuildError, match=r"a plan of tokens 256, but 1280 was requested \(--tokens\)"):
-            main(command(folder, corpus, out, "--ablation", "--tokens=1280", *more))
-    assert not (out / "medusa").exists()
-
-
-def test_interim_heads_are_published_and_marked(published: Path, folder: Path, tmp_path: Path, capsys):
-    corpus, out = write_corpus(tmp_path), tmp_path / "out"
-    with pytest.raises(BuildError, match="no checkpoint"):
-        main(command(folder, corpus, out, "--publish-only"))
-    main(command(folder, corpus, out, "--dry-run"))
-    assert "minutes of training on cpu by a burst of" in capsys.readouterr().out
-    assert not (out / "medusa").exists()
-    shutil.copytree(published / ".train", out / ".train", dirs_exist_ok=True)
-    checkpoint = out / ".train" / "heads" / "checkpoint.pt"
-    state = torch.load(checkpoint, weights_only=True)
-    state["progress"]["step"] = 2
-    torch.save(state, checkpoint)
-    main(command(folder, corpus, out, "--publish-only", "--ablation"))
-    assert not json.loads((out / "eagle" / "provenance.json").read_text())["complete"]
-    assert "interim" in (out / "eagle" / "README.md").read_text()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from build.errors import BuildError
-from build.heads.make import frequent_tokens
 from build.heads.settings import ABLATED, KINDS, Part, Settings
 from build.heads.target import FrozenTarget
 from build.heads.train import HeadsRun, begin_run
@@ -79,15 +78,6 @@ def test_head_is_trained_alike_whatever_is_trained_beside_it(target: FrozenTarge
         assert torch.equal(one, other)
 
 
-def test_cut_run_ends_with_long_windows(target: FrozenTarget):
-    run = tiny_run(target)
-    for _ in range(3):
-        run.train_step()
-    run.progress.finish_now()
-    assert run.progress.plan.steps == 5
-    assert run.progress.plan.phase(3).length == 32
-
-
 @pytest.mark.parametrize("change", [{"corpus": "other"}, {"settings": replace(TINY, seed=1)}])
 def test_checkpoint_of_another_run_is_refused(target: FrozenTarget, tmp_path: Path, change: dict):
     tiny_run(target).save(tmp_path / "checkpoint.pt")
@@ -95,44 +85,8 @@ def test_checkpoint_of_another_run_is_refused(target: FrozenTarget, tmp_path: Pa
         tiny_run(target, **change).resume(tmp_path / "checkpoint.pt")
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (
-            {"tokens": 1280},
-            r"follows a plan of tokens 640, but 1280 was requested \(--tokens\); request 640 to continue",
-        ),
-        ({"step_tokens": 32}, r"step_tokens 64, but 32 was requested \(--step-tokens\)"),
-        ({"floor": 0.5}, r"floor 0\.05, but 0\.5 was requested \(build/heads/settings\.py\)"),
-    ],
-)
-def test_checkpoint_of_another_plan_is_refused_with_both_numbers(
-    target: FrozenTarget, tmp_path: Path, change: dict, words: str
-):
-    tiny_run(target).save(tmp_path / "checkpoint.pt")
-    with pytest.raises(BuildError, match=words):
-        tiny_run(target, replace(TINY, plan=replace(PLAN, **change))).resume(tmp_path / "checkpoint.pt")
-
-
-def test_checkpoint_of_a_cut_run_is_gone_on_with_the_uncut_plan_s_options(target: FrozenTarget, tmp_path: Path):
-    run = tiny_run(target)
-    run.progress.step = 3
-    run.progress.finish_now()
-    run.save(tmp_path / "checkpoint.pt")
-    other = tiny_run(target)
-    other.resume(tmp_path / "checkpoint.pt")
-    assert other.progress.plan.cut_step == 3
-
-
 def test_losses_fall_on_a_text_that_repeats_itself(target: FrozenTarget):
     settings = replace(TINY, plan=replace(PLAN, tokens=60 * 64), parts={k: Part(5e-3, depth=3) for k in TINY.parts})
     run = begin_run(settings, target, np.tile(np.arange(8, dtype=np.uint16), 600), "corpus")
     losses = [run.train_step() for _ in range(30)]
     assert all(losses[-1][name] < losses[0][name] for name in run.heads)
-
-
-def test_draft_vocabulary_is_of_the_most_frequent_tokens():
-    stream = np.array([5, 5, 5, 2, 2, 9, 9, 1], dtype=np.uint16)
-    assert frequent_tokens(stream, 3, 16).tolist() == [2, 5, 9]
-    with pytest.raises(BuildError, match=r"must be in 1..16, got 17"):
-        frequent_tokens(stream, 17, 16)

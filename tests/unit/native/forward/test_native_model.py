@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -16,7 +15,6 @@ from transformers import AutoModelForCausalLM
 
 from native import compiling, library
 from native.compiling import Unbuilt
-from native.library import PassArrays
 from orchestrator.core.context import Context
 from orchestrator.core.errors import ConfigError, EngineError
 from orchestrator.core.messages.context import delta_of
@@ -24,7 +22,6 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import HiddenStates
 from runtime.engine.kv.batch import Segment
 from runtime.engine.paged import PagedModel
-from runtime.models import load
 from runtime.models.causal_lm import CausalModel
 from runtime.models.check import products_in_bfloat16
 from runtime.models.load import load_model
@@ -179,19 +176,6 @@ def test_hidden_states_are_those_of_the_stock_model(folder: Path, paged: PagedMo
     assert (kept - expected).abs().max() < (0.1 * expected.abs().max() if rounds_inputs(paged) else 1e-4)
 
 
-# Not in bfloat16, where the next product's rounding of its inputs hides the last bits of a sum.
-@pytest.mark.parametrize("model", ["float32"], indirect=True)
-def test_keys_in_another_order_give_other_bits(paged: PagedModel) -> None:
-    """The comparison of bits can fail: the order of the keys is what makes it hold."""
-    segment = open_segment(paged, 1, random_ids(10), TokenTree.chain(random_ids(8, 5)))  # shorter than the window
-    sound = paged.forward([segment])
-    blocks = segment.sequence.blocks
-    blocks[0], blocks[1] = blocks[1], blocks[0]  # the same rotated keys and their values, but as other positions
-    segment.first = 9
-    scrambled = paged.forward([segment])
-    assert not torch.equal(sound, scrambled)
-
-
 BAD: list[tuple[str, int, int, str]] = [
     ("ids", 0, 64, "ids: a token outside the vocabulary"),
     ("ids", 0, -1, "ids: a token outside the vocabulary"),
@@ -226,11 +210,6 @@ def test_a_number_that_leads_outside_an_array_is_refused(
     monkeypatch.setattr(native_model, "PassIntegers", bad)
     with pytest.raises(EngineError, match=words):
         paged.forward([segment])
-
-
-def test_the_layout_of_a_pass_is_the_library_s() -> None:
-    """9 numbers of 4 bytes, padding, 7 pointers: a field that is added on one side alone would shift the others."""
-    assert ctypes.sizeof(PassArrays) == 40 + 7 * 8
 
 
 def test_rows_that_move_to_other_slots_are_the_rows_that_were_there(paged: PagedModel) -> None:
@@ -292,12 +271,6 @@ def test_a_deployment_that_wants_native_code_is_refused_with_what_native_code_la
     folder = write_checkpoint(tmp_path, family, **FAMILIES.get(family, SIZES))
     with pytest.raises(ConfigError, match=rf"kernels = 'native', but native code cannot compute it: {reason}"):
         load_model(str(folder), device, dtype, kernels="native")
-
-
-def test_a_model_on_a_gpu_is_left_to_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "_cast", lambda model, device, dtype: model)  # there is no GPU to move it to
-    folder = write_checkpoint(tmp_path, "llama", **SIZES)
-    assert isinstance(load.load_model(str(folder), "cuda", "float32", kernels="auto"), CausalModel)
 
 
 def test_a_native_pass_whose_bits_depend_on_the_threads_is_left_to_torch(

@@ -39,15 +39,6 @@ def test_passes_of_other_sizes_are_judged_alone() -> None:
     assert run(choice, {1: 1.0, 2: 5.0}, 5, num_rows=1)[0] == 1
 
 
-def test_one_processor_leaves_no_choice() -> None:
-    assert set(run(ThreadChoice(1), {1: 1.0}, 20)) == {1}
-
-
-def test_trials_cost_little() -> None:
-    chosen = run(ThreadChoice(2), {1: 1.0, 2: 3.0}, 1000)
-    assert chosen.count(2) <= 4 + 1000 // TRIAL_INTERVAL
-
-
 @pytest.mark.parametrize("slow", (1, 2, 3))
 def test_a_first_pass_that_holds_what_is_paid_once_is_not_held_against_a_number_of_threads(slow: int) -> None:
     choice, num_passes = ThreadChoice(2), {1: 0, 2: 0}
@@ -65,22 +56,3 @@ def test_one_pass_that_was_held_up_changes_nothing() -> None:
     run(choice, times_s, 100)
     choice.observe(8, 2, 50.0)
     assert choice.best(8) == 2
-
-
-def test_other_sizes_notice_that_the_machine_has_become_busy() -> None:
-    choice, idle, busy = ThreadChoice(2), {1: 1.0, 2: 0.6}, {1: 1.0, 2: 5.0}
-    for num_rows in (8, 16):
-        run(choice, idle, 100, num_rows)
-    run(choice, busy, 10, 8)
-    assert choice.best(16) == 1
-
-
-def test_rows_of_a_size_may_differ() -> None:
-    """Of passes that take 4 + a row for each row with one thread, and 0.6 times that with two, by turns of 16 and 31."""
-    choice, chosen = ThreadChoice(2), []
-    for number in range(400):
-        num_rows = (16, 31)[number % 2]
-        threads = choice.choose(num_rows)
-        choice.observe(num_rows, threads, (4.0 + num_rows) * (0.6 if threads == 2 else 1.0))
-        chosen.append(threads)
-    assert chosen.count(2) > 380

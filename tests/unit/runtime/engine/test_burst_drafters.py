@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -220,26 +219,6 @@ def test_native_code_merges_the_trees_of_random_unions_as_python_does(
     assert drafted.burst_tokens, "no step ran in native code"
 
 
-def test_steps_of_a_union_of_two_drafters_run_one_by_one(drafted: Drafted, target: Path) -> None:
-    stop, method = StopRule(MAX_TOKENS), "eagle2+draft_model"
-    run = RunOptions(method, '{"adaptive": false}', LIMITS, stop.min_tokens, tuple(stop.ids))
-    drafted.burst_tokens.clear()
-    in_run, by_step = run_and_loop(drafted, target, (method, ""), Sampling(), stop, StepOptions(), run)
-    assert in_run == by_step and by_step[1]["sources"] and not drafted.burst_tokens
-
-
-def test_sixteen_runs_with_all_drafters_tell_what_each_tells_alone(drafted: Drafted, target: Path) -> None:
-    methods = [*METHODS, *METHODS][:16]
-    samplings = [Sampling(seed % 3 / 3, seed=seed) for seed in range(16)]
-
-    def tell(seed: int) -> Any:
-        return drafted.tell(target, 100 + seed, methods[seed], samplings[seed])
-
-    alone = [tell(seed) for seed in range(16)]
-    with ThreadPoolExecutor(16) as threads:
-        assert list(threads.map(tell, range(16))) == alone
-
-
 @pytest.mark.parametrize(
     "sampling",
     [Sampling(0.8, seed=3, rule=Rule.REJECTION), Sampling(repetition_penalty=1.2)],
@@ -253,28 +232,6 @@ def test_steps_that_python_decides_still_get_drafts(
     in_run, by_step = both(drafted, target, method, sampling, StopRule(MAX_TOKENS))
     assert in_run[0] == by_step[0] and in_run[1]["sources"] == by_step[1]["sources"] and not drafted.burst_tokens
     assert by_step[1]["sources"][method]["num_drafted"] > 0
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [*SAMPLINGS, Sampling(0.8, seed=3, rule=Rule.REJECTION), Sampling(repetition_penalty=1.2)],
-    ids=("greedy", "sampled", "rejection", "penalty"),
-)
-@pytest.mark.parametrize("method", ["draft_model", "suffix+draft_model"])
-def test_steps_with_a_tree_of_the_draft_model_are_single_ones_in_a_run(
-    drafted: Drafted, target: Path, method: str, sampling: Sampling
-) -> None:
-    tree = {"top_k": 3, "min_prob": 0, "draft_len": 4, "max_nodes": 9}
-    values = tree if method == "draft_model" else {"draft_model": tree, "max_nodes": 12}
-    config, stop = json.dumps({"adaptive": False} | values), StopRule(MAX_TOKENS)
-    run = RunOptions(method, config, LIMITS, stop.min_tokens, tuple(stop.ids))
-    drafted.burst_tokens.clear()
-    in_run, by_step = run_and_loop(drafted, target, (method, config), sampling, stop, StepOptions(), run)
-    assert in_run[0] == by_step[0] and in_run[1]["sources"] == by_step[1]["sources"] and not drafted.burst_tokens
-    source = by_step[1]["sources"]["draft_model"]
-    assert source["num_drafted"] > 5 * by_step[1]["num_steps"] and 2 * source["num_accepted"] > by_step[1]["num_steps"]
-    if sampling in SAMPLINGS:
-        assert in_run[0].ids == drafted.tell(target, 90, "none", sampling)[0].ids
 
 
 @pytest.mark.parametrize("method", ["eagle2", "draft_model", "medusa"])
@@ -310,19 +267,6 @@ def test_a_call_from_another_thread_ends_the_burst_that_has_the_drafter(drafted:
     caller.join(LIMIT_S)
     assert not caller.is_alive() and progress.num_waiting.value == 0
     drafter.release(80)
-
-
-@pytest.mark.parametrize("method", ["eagle2", "eagle", "draft_model"])
-def test_where_a_drafters_pool_is_nearly_full_steps_end_early_and_the_text_is_the_same(
-    drafted: Drafted, target: Path, method: str
-) -> None:
-    alone = drafted.tell(target, 70, method, Sampling())
-    pool = drafted.drafters[method_drafter(method)].engine.sequences.pool
-    taken = pool.allocate(pool.num_free + pool.num_cached - 9, None)
-    try:
-        assert drafted.tell(target, 71, method, Sampling())[0] == alone[0]
-    finally:
-        pool.release(taken)
 
 
 def method_drafter(method: str) -> str:

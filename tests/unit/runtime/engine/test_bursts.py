@@ -20,7 +20,7 @@ from orchestrator.core.messages.context import delta_of
 from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.proposal import NativeDrafts, Step
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.tree import MAX_NODES, TokenTree
+from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
 from runtime.engine.calls import BurstRequest, EngineCall
 from runtime.engine.kv.groups import STEP_TOKENS
@@ -161,20 +161,6 @@ def test_trees_and_their_sources_are_those_of_uninterrupted_steps(
     assert sum(step.acceptance.num_tokens for step in sequence.steps) > MAX_STEPS
 
 
-@pytest.mark.parametrize("end", ({"max_tokens": 5}, {"min_tokens": 0}, {"min_tokens": 6}), ids=str)
-def test_the_end_of_a_sequence_counts_all_its_steps(
-    engine: TargetEngine, uninterrupted: Callable[..., Sequence], end: dict[str, int]
-) -> None:
-    tokens = [token for step in uninterrupted().steps for token in step.tokens]
-    stop_ids = () if "max_tokens" in end else (tokens[4],)
-    assert tokens.index(tokens[4]) == 4 and tokens[4] in tokens[6:-1]
-    others = uninterrupted(stop_ids=stop_ids, **end)
-    sequence = Sequence(engine, 1)
-    advance_until_answered(engine, sequence.several(stop_ids=stop_ids, **end))
-    assert sequence.told == others.told
-    assert len(sequence.steps) == (5 if end.get("min_tokens", 0) < 5 else tokens.index(tokens[4], 6) + 1)
-
-
 def test_steps_are_answered_when_their_hold_is_over(engine: TargetEngine) -> None:
     sequence = Sequence(engine, 1)
     call = sequence.several()
@@ -234,21 +220,6 @@ def test_a_step_that_python_decides_has_a_pass_of_its_own_beside_three_others(
         assert other.told == uninterrupted().told
 
 
-def test_steps_share_a_pass_with_those_that_python_decides_if_these_are_many(engine: TargetEngine) -> None:
-    others, few = [Sequence(engine, number) for number in (1, 2)], with_penalty(engine, 4)
-    single, calls = few.single(), [other.several() for other in others]
-    assert engine.advance([*calls, single]) == []
-    assert few.answers[1].num_in_pass == 3 and isinstance(others[0].answers[1], Acceptance)
-
-
-def test_steps_are_answered_before_a_pass_that_native_code_cannot_repeat(engine: TargetEngine) -> None:
-    sequence, other = Sequence(engine, 1), with_penalty(engine, 2)
-    single, call = other.single(), sequence.several()
-    engine.advance([call])
-    assert engine.advance([call, single]) == []
-    assert len(sequence.steps) == 1 and isinstance(other.answers[1], Acceptance)
-
-
 @pytest.mark.parametrize("num_calls", (1, 2))
 def test_a_pass_that_fails_loses_no_finished_step(
     engine: TargetEngine, monkeypatch: pytest.MonkeyPatch, num_calls: int
@@ -263,20 +234,6 @@ def test_a_pass_that_fails_loses_no_finished_step(
     assert len(sequence.steps) == 1
 
 
-def test_the_first_step_of_each_pass_has_waited_for_it(engine: TargetEngine) -> None:
-    sequence = Sequence(engine, 1)
-    call = sequence.several()
-    call.arrived_s -= 1.0
-    engine.advance([call])
-    assert call.finished
-    call.finished.noted_s -= 2.0
-    engine.progress.num_waiting.value = 0
-    engine.advance([call])
-    waited_s = [1e-6 * step.acceptance.queue_us for step in sequence.steps]
-    assert 1.0 <= waited_s[0] < 2.0 <= waited_s[1] and set(waited_s[2:]) == {0.0}
-    assert all(step.acceptance.forward_us for step in sequence.steps)
-
-
 def test_one_sequence_ends_and_the_others_go_on_with_their_drafts(
     engine: TargetEngine, uninterrupted: Callable[..., Sequence]
 ) -> None:
@@ -288,27 +245,6 @@ def test_one_sequence_ends_and_the_others_go_on_with_their_drafts(
     assert long.told == uninterrupted(suffix_drafts()).told and other.told == uninterrupted().told
     tokens = [[token for step in each.steps for token in step.tokens] for each in (short, long)]
     assert tokens[0] == tokens[1][:4]
-
-
-def test_steps_that_have_no_room_do_not_wait_for_the_hold_of_the_others(
-    engine: TargetEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = Sequence(engine, 1), Sequence(engine, 2)
-    calls = [first.several(), second.several()]
-    monkeypatch.setattr("runtime.engine.paged.MAX_PASS_ROWS", 1)
-    assert engine.advance(calls) == calls[1:]
-    assert len(first.steps) == 1 and engine.advance(calls[1:]) == calls[1:]
-
-
-def test_finished_steps_do_not_wait_for_a_prompt_beyond_their_hold(engine: TargetEngine) -> None:
-    sequence = Sequence(engine, 1)
-    other = Sequence(engine, 2, Context([4, 4, 8]), answers=sequence.answers)
-    call, prompt = sequence.several(), other.begin()
-    engine.advance([call])
-    assert call.finished
-    call.finished.answer_by_s = time.monotonic()
-    assert engine.advance([call, prompt]) == []
-    assert len(sequence.steps) == 1 and isinstance(sequence.answers[2], Acceptance)  # in this order
 
 
 def test_an_older_sequence_that_needs_blocks_takes_those_of_one_whose_steps_are_unanswered(
@@ -338,44 +274,6 @@ def test_a_large_draft_has_a_pass_of_its_own_beside_steps(engine: TargetEngine) 
     assert call.finished and [step.acceptance.num_in_pass for step in call.finished.steps] == [1, 2]
 
 
-def test_a_large_draft_that_waits_behind_a_prompt_is_not_counted(engine: TargetEngine) -> None:
-    sequence, other = Sequence(engine, 1), Sequence(engine, 2)
-    large, call = other.large(), sequence.several()
-    num_calls = engine.progress.num_calls
-    assert engine.advance([large, call]) == [large, call]
-    assert engine.progress.num_calls == num_calls + 1
-    assert call.finished and len(call.finished.steps) == 1
-
-
-def test_calls_that_wait_for_blocks_take_part_in_no_pass(engine: TargetEngine) -> None:
-    sequence, other, passes = Sequence(engine, 1), Sequence(engine, 2), Passes[StepRequest](engine)
-    step, prompt, pool = sequence.single(), other.begin(), engine.sequences.pool
-    counts, pass_s = passes.progress, passes.pass_s
-    before = counts.num_passes, counts.num_calls
-    pool.allocate(pool.num_available - 1, None)
-    assert passes.run([prompt]) == [prompt]
-    assert (counts.num_passes, counts.num_calls, passes.pass_s) == (*before, pass_s)
-    assert passes.run([step, prompt]) == [prompt] and isinstance(sequence.answers[1], Acceptance)
-    assert (counts.num_passes - before[0], counts.num_calls - before[1]) == (1, 1) and passes.pass_s > pass_s
-
-
-def test_large_drafts_do_not_go_on_while_others_of_them_have_no_room(engine: TargetEngine) -> None:
-    sequences = [Sequence(engine, number) for number in (1, 2, 3)]
-    calls = [each.several(suffix_drafts()) for each in sequences]
-    for call in calls:
-        call.request = replace(call.request, tree=TokenTree.chain([5] * MAX_NODES))
-    engine.progress.num_waiting.value = 0
-    assert engine.advance(calls) == calls[2:]
-    assert [len(each.steps) for each in sequences[:2]] == [1, 1]
-
-
-def test_a_prompt_does_not_wait_until_steps_have_had_the_time_of_the_last_one(engine: TargetEngine) -> None:
-    sequence, reader = Sequence(engine, 1, Context([5] * 10)), Sequence(engine, 2)
-    call = reader.several()
-    assert engine.advance([sequence.begin(), call]) == [call]
-    assert len(sequence.answers) == 1 and call.finished
-
-
 def test_the_load_of_every_pass_counts_the_contexts_that_its_rows_attend_to(engine: TargetEngine) -> None:
     pair = Sequence(engine, 1), Sequence(engine, 2, Context([*PROMPT, 5, 6]))
     calls = [sequence.several(max_tokens=4) for sequence in pair]
@@ -387,24 +285,3 @@ def test_the_load_of_every_pass_counts_the_contexts_that_its_rows_attend_to(engi
     assert [load and (load.num_kv_tokens, load.num_row_kv_tokens) for load in loads] == [
         (num_tokens + 2 * number, num_tokens + 2 * number) for number in range(4)
     ]
-
-
-def test_the_context_of_each_of_many_steps_is_as_long_as_before_it(uninterrupted: Callable[..., Sequence]) -> None:
-    sequence = uninterrupted(max_tokens=8)
-    num_tokens = len(sequence.context)
-    loads = [step.acceptance.load for step in sequence.steps]
-    assert [load and load.num_kv_tokens for load in loads] == [num_tokens + number for number in range(8)]
-
-
-def test_the_load_of_a_prompt_counts_for_each_row_what_it_attends_to(engine: TargetEngine) -> None:
-    sequence = Sequence(engine, 1)
-    engine.advance([sequence.begin()])
-    load, num_tokens = sequence.answers[0].load, len(PROMPT)
-    assert (load.num_kv_tokens, load.num_row_kv_tokens) == (num_tokens, num_tokens * (num_tokens + 1) // 2)
-
-
-def test_the_load_of_a_tree_counts_its_context_for_each_node(engine: TargetEngine) -> None:
-    sequence = Sequence(engine, 1)
-    engine.advance([sequence.large()])
-    load, num_tokens = sequence.answers[1].load, len(sequence.context)
-    assert (load.num_kv_tokens, load.num_row_kv_tokens) == (num_tokens, (STEP_TOKENS + 2) * num_tokens)

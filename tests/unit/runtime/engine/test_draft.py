@@ -14,7 +14,6 @@ import torch
 
 from benchmarks.stock_model import StockModel
 from orchestrator.core.context import Context
-from orchestrator.core.errors import UnknownSequence
 from orchestrator.core.messages.context import delta_of
 from orchestrator.core.messages.drafter import DraftRequest
 from orchestrator.core.noise import Stream, gumbel
@@ -133,22 +132,6 @@ def test_a_chain_whose_time_goes_ends_with_what_it_has(
     assert chain_of(ended) == chain_of(whole)[:3] and len(ended.q) == (3 if whole.q else 0)
 
 
-def test_requests_under_different_rules_share_passes_and_draft_what_they_draft_alone(bench: Bench) -> None:
-    rules = [replace(SAMPLINGS[1], rule=rule, seed=seed) for seed, rule in enumerate([*Rule, *Rule])]
-    contexts = [Context(random_ids(7 + number)) for number in range(len(rules))]
-    asked = [
-        submit(bench.thread, request(context, sampling, 5, number))
-        for number, (context, sampling) in enumerate(zip(contexts, rules, strict=True), start=1)
-    ]
-    bench.thread.start()
-    together = [answers.get(timeout=20) for answers in asked]
-    for number, (context, sampling, drafted) in enumerate(zip(contexts, rules, together, strict=True)):
-        alone = ask(bench.thread, request(context, sampling, 5, 100 + number))
-        assert chain_of(drafted) == chain_of(alone) and len(drafted.q) == (0 if sampling.rule is Rule.COUPLED else 5)
-    assert max(bench.pass_tokens) >= len(rules)
-    assert bench.thread.num_passes == len(bench.pass_tokens)
-
-
 @pytest.mark.parametrize("accepted", range(5))
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2], ids=["greedy", "sampled"])
 def test_what_the_target_accepts_is_found_computed(
@@ -166,25 +149,6 @@ def test_what_the_target_accepts_is_found_computed(
         context.commit([*chain[:accepted], (chain[min(accepted, 3)] + 1) % VOCAB_SIZE])
         # The fourth drafted token was only picked, never computed.
         first_pass = 2 if accepted == 4 else 1
-
-
-def test_a_rollback_is_drafted_from_anew(bench: Bench, plain: StockModel) -> None:
-    """The whole context comes again, shorter and with another end."""
-    bench.thread.start()
-    first = Context(random_ids(23))
-    ask(bench.thread, request(first, SAMPLINGS[1], 8))
-    for kept in (20, 9, 5, 1):
-        again = Context(first.ids[:kept] + random_ids(3))
-        chain = chain_of(ask(bench.thread, request(again, SAMPLINGS[1], 4)))
-        assert chain == reference.generate(plain.logits, again.ids, SAMPLINGS[1], 4)
-
-
-def test_the_same_context_again_gives_the_same_chain(bench: Bench) -> None:
-    bench.thread.start()
-    context = Context(random_ids(16))
-    chains = [chain_of(ask(bench.thread, request(context, SAMPLINGS[2], n))) for n in (8, 8, 3, 8)]
-    assert chains[0] == chains[1] == chains[3]
-    assert chains[2] == chains[0][:3]
 
 
 def test_a_batch_of_all_lengths_and_samplings_drafts_as_each_alone(bench: Bench, plain: StockModel) -> None:
@@ -216,29 +180,6 @@ def test_a_chain_keeps_to_both_limits_and_none_is_a_bare_root(
     chain = chain_of(ask(bench.thread, DraftRequest(delta, Sampling(), max_nodes, max_depth)))
     assert chain == reference.generate(plain.logits, context.ids, Sampling(), length)
     assert len(bench.pass_tokens) == length
-
-
-@pytest.mark.parametrize(("prefix_len", "length"), [(508, 4), (509, 3), (511, 1), (512, 0), (513, 0), (600, 0)])
-def test_a_chain_ends_where_the_draft_model_s_context_does(
-    bench: Bench, plain: StockModel, prefix_len: int, length: int
-) -> None:
-    """A target with a longer context than its drafter goes on undrafted; that is no failure of the drafter."""
-    bench.thread.start()
-    context = Context(random_ids(prefix_len))
-    chain = chain_of(ask(bench.thread, request(context, Sampling(), 4)))
-    assert chain == (reference.generate(plain.logits, context.ids, Sampling(), length) if length else [])
-
-
-def test_tokens_before_the_start_must_be_known(bench: Bench) -> None:
-    bench.thread.start()
-    context = Context(random_ids(9))
-    with pytest.raises(UnknownSequence):
-        ask(bench.thread, request(context, Sampling(), 4, sent=6))
-    ask(bench.thread, request(context, Sampling(), 4))
-    bench.thread.release(1)
-    context.commit([1])
-    with pytest.raises(UnknownSequence):
-        ask(bench.thread, request(context, Sampling(), 4, sent=9))
 
 
 def test_drafts_that_raise_do_not_affect_other_calls(

@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tokenizers import Tokenizer
 
 from benchmarks.stock_model import StockModel
-from benchmarks.traffic import read_prompts
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.elementary import exp
@@ -34,18 +32,16 @@ from orchestrator.core.types import Acceptance, DraftResponse, HeadInput
 from orchestrator.drafting.drafter_clients import LocalDrafterClient
 from orchestrator.drafting.drafters import DraftModel
 from orchestrator.drafting.registry import select_method
-from runtime.engine.calls import EngineCall
 from runtime.engine.draft import DraftEngine
 from runtime.engine.local_drafter import LocalDrafter
 from runtime.engine.paged import PagedModel
 from runtime.engine.sampling.drafts import candidates
-from runtime.engine.thread import EngineThread
 from runtime.models.heads.engines.ranking import rank
 from runtime.models.heads.engines.sampled import sampled_children
 from runtime.models.heads.engines.trees import DynamicTree
 from runtime.models.heads.sharpness import Sharpness
 from tests.support.decode import decode, dependencies
-from tests.support.engines import EngineTarget, advance, ask, make_paged, start_target
+from tests.support.engines import EngineTarget, advance, make_paged, start_target
 from tests.support.tiny_models import VOCAB_SIZE, make_like, make_tiny_target
 
 PENALTIES = Sampling(
@@ -63,7 +59,6 @@ SAMPLINGS = {
     "typical": Sampling(0.9, seed=3, rule=Rule.TYPICAL),
 }
 SHARPNESS = Sharpness(0.6, 0.8)
-MODELS = Path(__file__).resolve().parents[4] / "models"
 #: Far below what the sound code gives by chance.
 LEAST_P = 1e-5
 
@@ -157,12 +152,6 @@ def test_a_tree_is_the_one_that_the_plain_model_s_logits_grow(
         np.testing.assert_allclose(mine.probs, true.probs, rtol=1e-6)
 
 
-def test_each_pass_holds_the_root_and_the_paths_to_what_it_expands(bench: Bench) -> None:
-    bench.draft(request(Context(random_ids(11)), Sampling(), max_nodes=6))
-    assert bench.rows[:2] == [11, 1 + 3] and len(bench.rows) == 4
-    assert max(bench.rows[1:]) <= 1 + 6, "no pass has more nodes than the draft may have"
-
-
 @pytest.mark.parametrize("name", ["greedy", "coupled", "sampled"])
 def test_rows_of_drafts_are_not_taken_for_those_of_the_text(bench: Bench, plain: StockModel, name: str) -> None:
     """The next text goes on along the tree, beside it, or from an earlier place; blocks of four tokens fill up."""
@@ -225,15 +214,6 @@ def test_a_tree_whose_time_goes_ends_with_the_levels_that_it_has(
     (ended,) = bench.draft(request(context, SAMPLINGS[name], sequence_id=2))
     assert len(bench.rows) == 2 and ended.tree.depths.max() == 2 < whole.tree.depths.max()
     assert len(ended.q) == (ended.tree.num_nodes if whole.q else 0)
-
-
-def test_a_call_whose_tree_has_sampled_tokens_is_no_longer_late(bench: Bench) -> None:
-    """How long it takes may depend on the tokens: refusing it for that would favour the quick ones."""
-    for sampling, may_be_late in ((REJECTION, False), (Sampling(0.8, seed=5), True)):
-        call = EngineCall(request(Context(random_ids(9)), sampling), 1e12, lambda answer: None)
-        assert call.is_late(2e12)
-        bench.engine.advance([call])
-        assert not call.answered and call.is_late(2e12) == may_be_late
 
 
 def test_sampling_for_a_rule_that_does_not_read_q_breaks_the_protocol(bench: Bench) -> None:
@@ -315,16 +295,7 @@ def world(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wo
     made.target.close()
 
 
-@pytest.fixture(scope="module")
-def demo() -> Iterator[World]:
-    target, draft = (make_paged(MODELS / name, "float32", memory_mb=32) for name in ("target", "draft"))
-    made = World(target, draft=draft)
-    yield made
-    made.target.close()
-
-
 TREE = '{"top_k": 3, "max_nodes": 12, "draft_len": 4, "min_prob": 0, "adaptive": false}'
-CHAIN = '{"draft_len": 4, "min_prob": 0, "adaptive": false}'
 
 
 @pytest.mark.parametrize("drafter", ["same", "other"])
@@ -349,47 +320,6 @@ def test_of_a_target_s_own_sampled_tree_one_whole_path_is_accepted_at_every_step
             first_children.append(below[0])
         assert list(acceptance.path) == [node for node in first_children if node]
     assert sum(len(acceptance.path) for _, acceptance in steps) > 2.5 * len(steps)
-
-
-def mean_accepted(world: World, config: str, sampling: Sampling) -> float:
-    """Return how many draft tokens a step accepts, over three texts."""
-    found = [world.tell("other", config, replace(sampling, seed=seed))[1] for seed in range(3)]
-    return sum(each.num_accepted_tokens for each in found) / sum(each.num_steps for each in found)
-
-
-@pytest.mark.parametrize("name", ["greedy", "coupled", "sampled"])
-def test_more_is_accepted_of_trees_than_of_chains(world: World, name: str) -> None:
-    assert mean_accepted(world, TREE, SAMPLINGS[name]) > 1.2 * mean_accepted(world, CHAIN, SAMPLINGS[name])
-
-
-@pytest.mark.parametrize("name", ["greedy", "sampled"])
-def test_of_the_demo_s_draft_model_more_is_accepted_of_trees_than_of_chains(demo: World, name: str) -> None:
-    encode = Tokenizer.from_file(str(MODELS / "target/tokenizer.json")).encode
-    prompts = [encode(some[0].text).ids[-200:] for some in read_prompts().values()]
-
-    def mean_len(config: str) -> float:
-        found = [demo.tell("draft", config, SAMPLINGS[name], prompt, 12)[1] for prompt in prompts]
-        return sum(each.num_accepted_tokens for each in found) / sum(each.num_steps for each in found)
-
-    assert mean_len(TREE) > 1.1 * mean_len(CHAIN)
-
-
-def test_more_is_accepted_of_a_sampled_tree_than_of_chosen_tokens(world: World) -> None:
-    """At temperature 1 a chosen token is accepted with p itself, a sampled one with min(1, p/q)."""
-    chosen = TREE.replace("{", '{"draws": false, ')
-    assert mean_accepted(world, TREE, REJECTION) > 1.2 * mean_accepted(world, chosen, REJECTION)
-
-
-def test_a_thread_of_its_own_answers_with_the_same_trees(folder: Path) -> None:
-    """As with `placement = "separate"`, where the draft model is a Triton model of its own."""
-    thread: EngineThread[DraftRequest] = EngineThread(DraftEngine(make_paged(folder), SHARPNESS), "test-draft")
-    thread.start()
-    try:
-        for name, sampling in SAMPLINGS.items():
-            asked = request(Context(random_ids(11)), sampling)
-            assert shape(ask(thread, asked).tree) == shape(Bench(folder).draft(asked)[0].tree), name
-    finally:
-        thread.close()
 
 
 def test_a_chain_of_chosen_tokens_is_the_chain_of_the_best_ones(bench: Bench, plain: StockModel) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,30 +71,6 @@ def test_trees_in_ragged_batches_equal_plain_forward(paged: PagedModel, plain: S
     assert np.abs(logits - expected_rows(plain, segments)).max() <= 1e-10
 
 
-def test_scattered_blocks_equal_plain_forward(paged: PagedModel, plain: StockModel) -> None:
-    """Two sequences that grow in turn do not stand in one run; attention then reads a gathered copy."""
-    ids = {1: random_ids(6), 2: random_ids(7)}
-    for _ in range(4):
-        for sequence_id, tokens in ids.items():
-            segment = open_segment(paged, sequence_id, tokens, random_tree(3))
-            segment.sequence.blocks = scatter(paged, segment)
-            paged.forward([segment])
-    segments = [open_segment(paged, i, t, random_tree(5)) for i, t in ids.items()]
-    assert not all(s.sequence.is_contiguous() for s in segments)
-    assert np.abs(paged.forward(segments).numpy() - expected_rows(plain, segments)).max() <= 1e-10
-
-
-def scatter(paged: PagedModel, segment: Segment) -> list[int]:
-    """Move a sequence to blocks in a random order, contents and all."""
-    old = segment.sequence.blocks
-    new = [int(b) for b in RNG.permutation(paged.sequences.pool.allocate(len(old), None))]
-    size = paged.cache.block_tokens
-    slots = lambda blocks: [b * size + i for b in blocks for i in range(size)]  # noqa: E731
-    paged.cache.move(slots(old), slots(new))
-    paged.sequences.pool.release(old)
-    return new
-
-
 @pytest.mark.parametrize("stateless", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_many_steps_with_any_trees_give_the_reference_s_text(
@@ -141,27 +116,6 @@ def test_branch_is_committed_whatever_mode_the_cache_was_made_in(folder: Path, p
     assert context.output == truth
 
 
-def test_concurrent_sequences_do_not_disturb_each_other(engine: EngineThread[StepRequest], plain: StockModel) -> None:
-    prompts = [random_ids(5 + 3 * i) for i in range(8)]
-    outputs: dict[int, list[int]] = {}
-
-    def run(index: int) -> None:
-        context, target = Context(prompts[index]), EngineTarget(engine, index + 1)
-        while len(context.output) < 24:
-            tree = random_tree(index)
-            context.commit(target.step(context, tree, Sampling(seed=index), StepOptions()).tokens(tree))
-        outputs[index] = context.output[:24]
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    for index, prompt in enumerate(prompts):
-        assert outputs[index] == reference.generate(plain.logits, prompt, Sampling(), 24)
-    assert engine.num_passes < engine.num_calls
-
-
 def test_prefix_hit_and_eviction_equal_a_cold_cache(folder: Path, plain: StockModel) -> None:
     paged = make_paged(folder, memory_mb=1)
     engine = start_target(paged)
@@ -177,19 +131,6 @@ def test_prefix_hit_and_eviction_equal_a_cold_cache(folder: Path, plain: StockMo
         assert paged.sequences._live[sequence_id].num_cached >= 36
     finally:
         engine.close()
-
-
-def test_published_blocks_are_never_written_again(engine: EngineThread[StepRequest], plain: StockModel) -> None:
-    """A sequence that goes back to a place before blocks that another one shares must not disturb it."""
-    shared = random_ids(24)
-    first, second = EngineTarget(engine, 1, True), EngineTarget(engine, 2, True)
-    for target in (first, second):
-        target.step(Context(shared), TokenTree.bare(), Sampling(), StepOptions())
-    first.step(Context(shared[:10] + random_ids(14)), TokenTree.bare(), Sampling(), StepOptions())
-    third = EngineTarget(engine, 3, True)
-    for target in (second, third):
-        answer = target.step(Context([*shared, 7]), TokenTree.bare(), Sampling(), StepOptions())
-        assert answer.next_token == int(plain.logits([*shared, 7]).argmax())
 
 
 def test_long_context_is_computed_in_parts(folder: Path, plain: StockModel) -> None:
@@ -358,11 +299,6 @@ def planned_calls(paged: PagedModel, sizes: list[int]) -> list[int]:
 
 def test_large_trees_share_a_budget_and_small_steps_are_not_held_up(paged: PagedModel) -> None:
     assert planned_calls(paged, [100, 100, 100, 0, 8]) == [0, 1, 3, 4]
-
-
-def test_the_first_tree_runs_however_large_it_is(paged: PagedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.engine.paged.MAX_TREE_NODES", 50)
-    assert planned_calls(paged, [100, 100, 1]) == [0, 2]
 
 
 def test_a_pass_has_no_more_rows_than_native_code_takes(paged: PagedModel, monkeypatch: pytest.MonkeyPatch) -> None:

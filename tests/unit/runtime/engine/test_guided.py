@@ -30,12 +30,11 @@ from orchestrator.core.types import StepOptions
 from orchestrator.drafting.registry import select_method
 from orchestrator.server.loop import StepByStep, StepsOfRun
 from orchestrator.server.text import StopRule
-from runtime.engine import target_thread
 from runtime.engine.runs import Runs
 from runtime.engine.target_thread import TargetThread
 from tests.support import decode as support
 from tests.support.engines import LIMIT_S, EngineTarget, make_paged, start_target
-from tests.support.hanging import Hang, until
+from tests.support.hanging import Hang
 from tests.support.tiny_models import VOCAB_SIZE
 from tests.unit.runtime.engine.test_runs import Caller, Proposers, Served, generate_text, sequence_of
 
@@ -240,37 +239,6 @@ def test_steps_of_one_sequence_take_turns_and_a_lost_one_is_asked_for_again(serv
     served.engine.release(1)
     assert isinstance(served.submit(step(1, sampling_of(SLOW), sent=4)).get(timeout=LIMIT_S), UnknownSequence)
     assert not served.engine._guided
-
-
-def test_sequences_whose_callers_died_are_forgotten(served: Guided, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in (1, 2):
-        served.submit(step(number, sampling_of(SOUND))).get(timeout=LIMIT_S)
-    assert {*served.engine._guided} == {1, 2}
-    monkeypatch.setattr(target_thread, "IDLE_S", 0.0)
-    served.submit(step(3, sampling_of(SOUND))).get(timeout=LIMIT_S)
-    assert {*served.engine._guided} == {3}
-
-
-def test_a_run_that_is_released_while_its_mask_is_made_ends(served: Guided) -> None:
-    served.grammars.slow = hang = Hang()
-    answers = served.submit(run(1, sampling_of(SLOW)))
-    assert hang.begun.wait(LIMIT_S)
-    held = served.runs._runs[1]
-    served.runs.release(1)
-    assert isinstance(answers.get(timeout=LIMIT_S), Unavailable)
-    hang.let_go.set()
-    until(lambda: not held._is_busy)
-    assert not len(served.engine._engine.sequences), "a step of a sequence that is gone is not computed"
-
-
-@pytest.mark.parametrize("make", [run, step], ids=["run", "step"])
-def test_an_engine_that_closes_answers_those_whose_masks_are_not_made(served: Guided, make: Any) -> None:
-    served.grammars.slow = hang = Hang()
-    answers = served.submit(make(1, sampling_of(SLOW)))
-    assert hang.begun.wait(LIMIT_S)
-    served.engine.close()
-    assert isinstance(answers.get(timeout=LIMIT_S), Unavailable)
-    hang.let_go.set()
 
 
 def test_an_engine_without_a_tokenizer_refuses_a_grammar(folder: Path) -> None:

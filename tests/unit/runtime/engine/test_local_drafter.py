@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from orchestrator.core.context import Context
-from orchestrator.core.errors import EngineError, RequestError, Unavailable, UnknownSequence
+from orchestrator.core.errors import EngineError, Unavailable, UnknownSequence
 from orchestrator.core.messages.context import delta_of
 from orchestrator.core.messages.drafter import DraftRequest
 from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Distribution, DraftResponse
+from orchestrator.core.types import DraftResponse
 from orchestrator.drafting.dependencies import NO_ANSWER
 from orchestrator.drafting.drafter_clients import LocalDrafterClient
 from runtime.engine.calls import EngineCall
-from runtime.engine.draft import DraftEngine
 from runtime.engine.kv.blocks import BlockPool
 from runtime.engine.kv.sequences import SequenceTable
 from runtime.engine.local_drafter import LocalDrafter
-from tests.support.engines import LIMIT_S, make_paged
+from tests.support.engines import LIMIT_S
 
 Calls = list[EngineCall[DraftRequest]]
 
@@ -61,16 +58,6 @@ def client_of(drafter: LocalDrafter) -> LocalDrafterClient:
 
 def propose(client: LocalDrafterClient, context: Context) -> DraftResponse:
     return client.propose(context, Sampling(), Budget(4, 4))
-
-
-def test_the_caller_runs_as_many_passes_as_its_draft_takes() -> None:
-    engine = Scripted()
-    engine.script = lambda calls: calls if len(engine.passes) < 3 else None
-    drafter = LocalDrafter(engine)
-
-    assert drafter.draft(request()).tree.tokens.tolist() == [7]
-    assert engine.passes == [1, 1, 1]
-    assert (drafter.counts.num_calls, drafter.counts.num_late) == (1, 0)
 
 
 def test_calls_that_wait_while_a_pass_runs_share_the_next_one() -> None:
@@ -111,23 +98,6 @@ def test_a_call_whose_time_is_over_is_refused_and_the_drafter_goes_on() -> None:
     assert (drafter.counts.num_calls, drafter.counts.num_late) == (2, 1)
 
 
-def test_a_call_that_has_sampled_a_token_is_not_refused_for_the_time_that_it_took() -> None:
-    engine = Scripted()
-    q = Distribution(np.array([7], np.int32), np.ones(1, np.float32))
-
-    def sample(calls: Calls) -> Calls | None:
-        if len(engine.passes) > 1:
-            return None
-        calls[0].chain.q.append(q)
-        calls[0].deadline_s = 0.0
-        return calls
-
-    engine.script = sample
-    drafter = LocalDrafter(engine)
-    assert drafter.draft(request()).tree.num_nodes == 1
-    assert (len(engine.passes), drafter.counts.num_late) == (2, 0)
-
-
 def test_only_the_call_at_fault_is_refused() -> None:
     engine = Scripted()
 
@@ -157,14 +127,6 @@ def test_a_client_goes_on_without_a_draft_and_pauses(error: Exception) -> None:
     assert propose(client, context) is NO_ANSWER
     assert engine.passes == [1], "it pauses"
     assert not client.has_given_up
-
-
-def test_a_client_that_the_drafter_cannot_serve_gives_up() -> None:
-    engine = Scripted()
-    client, context = client_of(LocalDrafter(engine)), Context([1, 2, 3])
-    engine.script = lambda calls: calls[0].reply(RequestError("too long")) or []
-    assert propose(client, context) is NO_ANSWER
-    assert client.has_given_up
 
 
 def test_a_client_sends_what_is_new_and_all_of_it_to_a_drafter_that_lost_the_sequence() -> None:
@@ -205,13 +167,3 @@ def test_a_release_does_not_wait_for_a_pass_and_is_made_before_the_next_one() ->
     thread.join(LIMIT_S)
     drafter.draft(request(2))
     assert dropped == [5]
-
-
-def test_the_end_of_a_request_frees_the_drafter_s_blocks(folder: Path) -> None:
-    drafter = LocalDrafter(DraftEngine(make_paged(folder)))
-    client = client_of(drafter)
-    assert propose(client, Context([5, 9, 3])).tree.num_nodes == 4
-    assert drafter.status().num_sequences == 1
-    client.close()
-    assert drafter.status().num_sequences == 0
-    assert drafter.status().blocks_held == 0

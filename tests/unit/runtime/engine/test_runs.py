@@ -7,7 +7,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from orchestrator.server.loop import SequenceState, StepByStep, Steps, StepsOfRu
 from orchestrator.server.step_trace import Trace
 from orchestrator.server.text import Chunk, FinishReason, Output, StopRule
 from runtime.engine.calls import BurstRequest
-from runtime.engine.run import MAX_AHEAD, Run
+from runtime.engine.run import MAX_AHEAD
 from runtime.engine.runs import MAX_HOLD_S, Runs
 from tests.support import decode as support
 from tests.support.engines import LIMIT_S, EngineTarget, make_paged, start_target
@@ -242,27 +241,6 @@ def test_a_stop_string_ends_the_output_though_the_engine_does_not_know_it(served
     assert in_run == by_step and by_step[1]["finish"] is FinishReason.STOP
 
 
-def test_several_steps_come_with_a_call(served: Served, folder: Path) -> None:
-    before = served.num_calls
-    in_run, _ = both(served, folder, METHODS[0], Sampling(), StopRule(MAX_TOKENS), StepOptions())
-    assert served.num_calls - before < len(in_run[1]["step_lengths"]) == MAX_TOKENS
-
-
-def test_many_runs_at_once_tell_what_each_tells_alone(served: Served, folder: Path) -> None:
-    samplings = [Sampling(1.0, seed=seed) for seed in range(16)]
-
-    def tell(seed: int) -> Any:
-        sequence = sequence_of(folder, samplings[seed], StopRule(MAX_TOKENS), StepOptions())
-        run = run_of(*METHODS[seed % len(METHODS)], StopRule(MAX_TOKENS))
-        return generate_text(sequence, StepsOfRun(sequence, Caller(served, 100 + seed, sequence, run)))
-
-    with ThreadPoolExecutor(16) as threads:
-        together = list(threads.map(tell, range(16)))
-    for seed in range(16):
-        served.runs.release(100 + seed)
-    assert together == [tell(seed) for seed in range(16)]
-
-
 def test_a_run_waits_for_a_caller_that_stays_away_and_goes_on_when_it_returns(served: Served, folder: Path) -> None:
     stop = StopRule(MAX_AHEAD + 8)
     sequence = sequence_of(folder, Sampling(), stop, StepOptions())
@@ -290,20 +268,6 @@ def test_a_released_run_makes_no_further_step_and_answers_its_caller(served: Ser
     served.runs.release(31)
     with pytest.raises(UnknownSequence):
         served.call(pack_take(TakeSteps(31, len(PROMPT) + 1)))
-
-
-def test_the_output_that_was_taken_of_a_released_run_can_be_remembered(served: Served, folder: Path) -> None:
-    sequence = sequence_of(folder, Sampling(), StopRule(MAX_TOKENS), StepOptions())
-    caller, taken = Caller(served, 32, sequence, run_of(*METHODS[0], StopRule(MAX_TOKENS))), list[int]()
-    for _ in range(2):  # the second answer may already hold all the rest
-        for step in caller():
-            sequence.context.commit(step.tokens)
-            taken += step.tokens
-    assert len(taken) >= 2
-    served.ended.clear()
-    served.runs.release(32)
-    served.runs.release(32)  # a second time, as a client that has had no answer may do
-    assert [output for _, output in served.ended] == [taken]
 
 
 def test_a_lost_sequence_goes_on_from_the_tokens_that_the_caller_has(served: Served, folder: Path) -> None:
@@ -396,33 +360,6 @@ def first_step(sequence_id: int, max_len: int = 0) -> StepRequest:
     return StepRequest(delta, support.TokenTree.bare(), Sampling(), StepOptions(), 60_000, (), run, max_len)
 
 
-class Closing(Proposer):
-    """Notes that it was closed."""
-
-    name = "closing"
-    is_closed = False
-
-    def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
-        return Proposal.empty()
-
-    def close(self) -> None:
-        assert not self.is_closed
-        self.is_closed = True
-
-
-def test_a_run_that_answers_an_error_is_forgotten_and_begun_anew(served: Served) -> None:
-    made: list[Closing] = []
-    served.wrap = lambda proposer: made.append(Closing()) or made[-1]
-    with pytest.raises(RequestError, match="KV blocks"):
-        served.call(pack_step(first_step(91, max_len=10**6)))
-    assert 91 not in served.runs._runs and made[0].is_closed
-    with pytest.raises(UnknownSequence):
-        served.call(pack_take(TakeSteps(91, len(PROMPT))))
-    assert unpack_steps(served.call(pack_step(first_step(91))))
-    served.runs.release(91)
-    assert 91 not in served.runs._runs and not served.runs._prepared
-
-
 def test_a_run_whose_later_step_fails_is_forgotten_when_its_caller_knows(served: Served) -> None:
     served.wrap = Raising
     served.call(pack_step(first_step(92)))
@@ -432,65 +369,6 @@ def test_a_run_whose_later_step_fails_is_forgotten_when_its_caller_knows(served:
             taken += sum(len(step.tokens) for step in unpack_steps(served.call(pack_take(TakeSteps(92, taken)))))
     assert 92 not in served.runs._runs
     served.runs.release(92)
-
-
-def test_a_starting_run_is_not_late(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another run begins in the moment between a run's entry and its first step."""
-    begin, answers = Run.begin, queue.SimpleQueue[Any]()
-
-    def begin_another(run: Run, *given: Any) -> None:
-        monkeypatch.setattr(Run, "begin", begin)
-        served.call(pack_step(first_step(94)))
-        begin(run, *given)
-
-    monkeypatch.setattr(Run, "begin", begin_another)
-    request = first_step(93)
-    work = served.runs.preparation(request)
-    assert work
-    work()
-    served.runs.submit(request, time.monotonic() + LIMIT_S, answers.put)
-    assert isinstance(answers.get(timeout=LIMIT_S), list)
-    for number in (93, 94):
-        served.runs.release(number)
-
-
-@pytest.mark.parametrize("is_prepared", (False, True))
-def test_a_run_that_is_released_before_its_first_step_makes_none_and_is_answered(
-    served: Served, is_prepared: bool
-) -> None:
-    closing, answers = Closing(), queue.SimpleQueue[Any]()
-    served.wrap = lambda proposer: closing
-    request = first_step(95)
-    work = served.runs.preparation(request)
-    assert work
-    if is_prepared:
-        work()
-    served.runs.release(95)
-    if not is_prepared:
-        work()
-    served.runs.submit(request, time.monotonic() + LIMIT_S, answers.put)
-    assert isinstance(answers.get(timeout=LIMIT_S), Unavailable)
-    assert closing.is_closed and 95 not in served.runs._runs and not served.runs._starting
-
-
-def test_the_finished_steps_are_answered_while_the_next_one_waits(served: Served) -> None:
-    """The passes of others go on while a run waits for blocks."""
-    served.call(pack_step(first_step(96)))
-    run, answers = served.runs._runs[96], queue.SimpleQueue[Any]()
-    limit_s = time.monotonic() + LIMIT_S
-    while len(run._ready) < MAX_TOKENS - 1 and time.monotonic() < limit_s:
-        time.sleep(0.01)
-    with run._lock:  # as if a further step waited, and the last answer was a moment ago
-        run._has_ended, run._is_busy, run._answered_s = False, True, time.monotonic()
-        run.take(len(PROMPT) + 1, answers.put)
-        assert run._caller
-    time.sleep(MAX_HOLD_S)
-    served.call(pack_step(first_step(97)))
-    assert len(answers.get(timeout=5.0)) == MAX_TOKENS - 1
-    with run._lock:
-        run._is_busy = False
-    for number in (96, 97):
-        served.runs.release(number)
 
 
 def test_two_takes_at_once_are_refused(served: Served, folder: Path) -> None:

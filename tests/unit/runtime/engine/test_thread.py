@@ -20,7 +20,6 @@ from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
-from runtime.engine.batching import BatchingPolicy
 from runtime.engine.calls import EngineCall, Progress
 from runtime.engine.thread import EngineThread
 
@@ -177,35 +176,6 @@ def test_a_deadline_that_passes_in_the_queue_is_reported_without_calling_the_eng
     assert 1 not in bench.thread.batching._live
 
 
-class RecordingPolicy(BatchingPolicy):
-    """Notes from when on the waits are counted."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counted_from_s: list[float] = []
-
-    def wait_s(self, now_s: float, oldest_call_s: float | None) -> float:
-        self.counted_from_s += [] if oldest_call_s is None else [oldest_call_s]
-        return super().wait_s(now_s, oldest_call_s)
-
-
-def test_the_wait_of_a_call_is_not_counted_from_the_arrival_of_one_that_expired(bench: Bench) -> None:
-    bench.thread.batching = policy = RecordingPolicy()
-    bench.hold()
-    late = bench.submit(1, within_s=0.01)
-    time.sleep(0.02)
-    bench.go()
-    assert "deadline passed" in late.error()
-    submitted_s = time.monotonic()
-    assert bench.submit(2).token() == 2
-    assert policy.counted_from_s[-1] >= submitted_s > policy.counted_from_s[-2]
-
-
-def test_a_deadline_ends_a_call_of_too_many_passes(bench: Bench) -> None:
-    bench.script.passes = {1: 10**9}
-    assert "deadline passed" in bench.submit(1, within_s=0.05).error()
-
-
 def test_a_release_answers_the_call_that_is_still_waiting(bench: Bench) -> None:
     bench.hold()
     waiting, other = bench.submit(1), bench.submit(2)
@@ -239,27 +209,6 @@ def test_close_answers_what_is_queued(bench: Bench) -> None:
         assert isinstance(answers.only(), Acceptance) or "shutting down" in answers.error()
 
 
-def test_close_during_a_pass_answers_what_waits_behind_it(bench: Bench) -> None:
-    held = bench.hold()
-    queued = [bench.submit(1), bench.submit(2)]
-    closer = threading.Thread(target=bench.thread.close)
-    closer.start()
-    while closer.is_alive() and bench.thread._inbox.qsize() < 3:
-        time.sleep(0.001)
-    behind = bench.submit(3)
-    bench.go()
-    closer.join(LIMIT_S)
-    assert held.token() == 100
-    for answers in (*queued, behind):
-        assert "Draining: the engine is shutting down" in answers.error()
-    assert bench.script.seen == [[100]]
-
-
-def test_a_call_after_close_is_answered(bench: Bench) -> None:
-    bench.thread.close()
-    assert "Draining: the engine is shutting down" in bench.submit(1).error()
-
-
 def test_a_pass_that_breaks_refuses_the_culprit_alone(bench: Bench) -> None:
     bench.script.failing = {2}
     held = bench.hold()
@@ -270,20 +219,6 @@ def test_a_pass_that_breaks_refuses_the_culprit_alone(bench: Bench) -> None:
     assert "EngineError: the engine failed on this request; the server's log has the cause" in answers[2].error()
     assert 2 in bench.script.sequences.dropped and 3 not in bench.script.sequences.dropped
     assert bench.submit(4).token() == 4
-
-
-def test_a_reply_that_raises_does_not_affect_other_calls(bench: Bench) -> None:
-    def broken(answer: Any) -> None:
-        raise ConnectionError("the client is gone")
-
-    for within_s in (LIMIT_S, 0.0):
-        bench.thread.submit(step(1), time.monotonic() + within_s, broken)
-        held = bench.hold()
-        bench.thread.submit(step(1), time.monotonic() + within_s, broken)
-        other = bench.submit(2)
-        bench.go()
-        assert (held.token(), other.token()) == (100, 2)
-    assert sorted(i for batch in bench.script.seen for i in batch if i != 100) == [1, 1, 2, 2]
 
 
 def test_an_engine_that_breaks_outside_a_pass_answers_every_call_and_then_says_so(bench: Bench) -> None:
@@ -315,34 +250,6 @@ def test_an_engine_whose_gpu_has_failed_is_broken_for_all_calls(bench: Bench) ->
     for answers in (bench.submit(1), bench.submit(2)):
         assert isinstance(answers.only(), EngineLost)
     assert broken.wait(LIMIT_S)
-
-
-def test_an_engine_that_broke_before_anyone_listened_says_so_at_once(bench: Bench) -> None:
-    bench.script.sequences.drop_idle_error = RuntimeError("boom")
-    bench.submit(1).only()
-    told: list[bool] = []
-    bench.thread.on_broken(lambda: told.append(True))
-    assert told == [True]
-
-
-def test_an_engine_that_is_closed_is_not_broken(bench: Bench) -> None:
-    told: list[bool] = []
-    bench.thread.on_broken(lambda: told.append(True))
-    bench.thread.close()
-    bench.thread.on_broken(lambda: told.append(True))
-    assert told == []
-
-
-def test_the_thread_is_prepared_before_its_first_pass() -> None:
-    bench, prepared = Bench(), []
-    bench.thread = EngineThread(
-        bench.script, "prepared", lambda: prepared.append((threading.current_thread().name, len(bench.script.seen)))
-    )
-    answers = bench.submit(1)
-    bench.thread.start()
-    assert answers.token() == 1
-    bench.thread.close()
-    assert prepared == [("prepared", 0)]
 
 
 def test_a_thread_that_cannot_be_prepared_says_so_to_every_call() -> None:

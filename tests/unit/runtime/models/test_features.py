@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,14 +11,10 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.stock_model import StockModel
 from orchestrator.core.context import Context
-from orchestrator.core.messages.context import delta_of
-from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.sampling import reference
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import HiddenStates, StepOptions
-from runtime.engine.calls import EngineCall
-from runtime.engine.target import TargetEngine
 from runtime.models.fused import fuse_norms
 from tests.support.engines import EngineTarget, make_paged, start_target
 from tests.support.launches import count
@@ -106,21 +100,6 @@ def test_features_of_every_step_equal_the_stock_model_s(
     assert context.output == truth[: len(context.output)]
 
 
-def test_a_prefix_hit_brings_its_features(folder: Path, hooked: Hooked) -> None:
-    engine = start_target(make_paged(folder, features=HiddenStates.LAYERS))
-    shared = random_ids(21)
-    try:
-        EngineTarget(engine, 1).step(Context(shared), TokenTree.bare(), Sampling(), StepOptions())
-        ids = [*shared, 3, 4]
-        answer = EngineTarget(engine, 2).step(
-            Context(ids), TokenTree.bare(), Sampling(), StepOptions(features_from=0, hidden_states=HiddenStates.LAYERS)
-        )
-    finally:
-        engine.close()
-    assert answer.num_cached_tokens == 20
-    assert close(answer.features, hooked.states(ids, HiddenStates.LAYERS))
-
-
 @pytest.mark.parametrize("wanted", [HiddenStates.LAST, HiddenStates.LAYERS])
 def test_a_head_is_sent_the_states_that_it_reads_alone(folder: Path, hooked: Hooked, wanted: HiddenStates) -> None:
     engine = start_target(make_paged(folder, features=HiddenStates.LAST | HiddenStates.LAYERS))
@@ -131,39 +110,6 @@ def test_a_head_is_sent_the_states_that_it_reads_alone(folder: Path, hooked: Hoo
     finally:
         engine.close()
     assert close(answer.features, hooked.states(ids, wanted)[2:])
-
-
-def test_requests_of_one_pass_are_read_together_and_each_gets_its_own(folder: Path, hooked: Hooked) -> None:
-    """States of other layers, from other positions on, or none at all."""
-    paged = make_paged(folder, features=HiddenStates.LAST | HiddenStates.LAYERS)
-    engine, prompts = TargetEngine(paged), [random_ids(length) for length in (9, 14, 6, 11, 7)]
-    kinds = [
-        HiddenStates.LAST,
-        HiddenStates.LAYERS,
-        HiddenStates.NONE,
-        HiddenStates.LAST | HiddenStates.LAYERS,
-        KINDS[0][0],
-    ]
-    wanted = [StepOptions(features_from=start, hidden_states=kind) for start, kind in enumerate(kinds)]
-    wanted[4] = StepOptions(features_from=7, hidden_states=HiddenStates.LAST)
-    answers: dict[int, Any] = {}
-    calls = [
-        EngineCall(
-            StepRequest(delta_of(Context(ids), 0, 1 + i, ""), TokenTree.bare(), Sampling(), options, 60_000),
-            1e9,
-            lambda answer, i=i: answers.update({i: answer}),  # type: ignore[misc]
-        )
-        for i, (ids, options) in enumerate(zip(prompts, wanted, strict=True))
-    ]
-    with mock.patch.object(paged, "features", wraps=paged.features) as features:
-        assert not engine.advance(calls)
-    assert features.call_count == 1
-    for i in (0, 1, 3):
-        assert close(answers[i].features, hooked.states(prompts[i], kinds[i])[i:]) and answers[i].features_start == i
-    assert answers[2].features is None and answers[4].features.shape == (0, HIDDEN_SIZE)
-    given = [(call.opened, options) for call, options in zip(calls, wanted, strict=True)]
-    found = count(lambda: paged.features(given))
-    assert (found.copies, found.waits) == (1, 1) and found == count(lambda: paged.features(given[3:4]))
 
 
 def test_states_that_the_deployment_does_not_keep_are_not_sent(folder: Path) -> None:
@@ -208,16 +154,3 @@ def test_a_drafter_that_lies_about_its_reach_breaks_no_step(
         engine.close()
     assert answer.next_token == int(plain.logits(ids).argmax())
     assert len(answer.features if answer.features is not None else []) == (9 if features_from < 0 else 0)
-
-
-def test_a_deployment_without_heads_keeps_and_sends_no_features(folder: Path) -> None:
-    paged = make_paged(folder)
-    engine = start_target(paged)
-    try:
-        target = EngineTarget(engine, 1)
-        answer = target.step(
-            Context([1, 2]), TokenTree.bare(), Sampling(), StepOptions(features_from=0, hidden_states=HiddenStates.LAST)
-        )
-    finally:
-        engine.close()
-    assert answer.features is None and paged.cache.features.numel() == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -44,15 +43,6 @@ def test_allocation_is_one_run_and_goes_on_behind_the_last_block() -> None:
     assert pool.allocate(5, 10) == [11, 12, 13, 14, 15]
 
 
-def test_allocation_jumps_to_the_longest_run_when_the_next_block_is_taken() -> None:
-    pool = BlockPool(16, 4)
-    left, middle = pool.allocate(4, None), pool.allocate(1, None)  # ####......#.....
-    assert (left, middle) == ([0, 1, 2, 3], [10])
-    assert pool.allocate(1, None) == [7]  # ####...#..#.....  the longer of two runs
-    pool.release([7])
-    assert pool.allocate(7, 3) == [4, 5, 6, 7, 8, 9, 13]
-
-
 def test_a_chain_is_evicted_from_its_end() -> None:
     pool = BlockPool(4, 4)
     keys = keep_chain(pool, 1, 2, 3, 4)
@@ -68,30 +58,6 @@ def test_the_least_recently_used_chain_is_evicted_first() -> None:
     assert is_kept(pool, old[1]) and is_kept(pool, old[0])  # used again, as a chain is let go
     pool.allocate(2, None)
     assert [is_kept(pool, key) for key in old + new] == [True, True, False, False]
-
-
-def test_an_eighth_is_evicted_at_once_so_that_a_run_is_free_again() -> None:
-    pool = BlockPool(32, 4)
-    keep_chain(pool, *range(32))
-    assert pool.num_free == 0
-    blocks = pool.allocate(4, None)
-    assert sorted(blocks) == [28, 29, 30, 31]
-    assert (pool.num_free, pool.num_cached, pool.num_held) == (0, 28, 4)
-
-
-def test_churn_scatters_blocks_but_leaves_no_gaps_behind() -> None:
-    pool, draw, held = BlockPool(64, 4), random.Random(0), list[list[int]]()
-    for number in range(500):
-        while held and (pool.num_available < 8 or len(held) > 4):
-            pool.release(held.pop(draw.randrange(len(held))))
-        held.append(pool.allocate(draw.randint(1, 8), draw.choice([None, *(blocks[-1] for blocks in held)])))
-        pool.publish(held[-1][0], ROOT.child([number]))
-    for blocks in held:
-        pool.release(blocks)
-    everything = pool.allocate(64, None)
-    assert sorted(everything) == [*range(64)] and pool.num_cached == 0
-    pool.release(everything)
-    assert pool.allocate(20, None) == [*range(20)]
 
 
 def test_a_block_is_held_until_its_last_holder_lets_go() -> None:
@@ -116,17 +82,6 @@ def test_full_pool_names_the_need_and_takes_nothing() -> None:
     assert (pool.num_free, pool.num_held) == (1, 3)
 
 
-def test_a_second_block_with_one_content_stays_private() -> None:
-    pool = BlockPool(4, 4)
-    first, second = pool.allocate(2, None)
-    key = ROOT.child([1, 2, 3, 4])
-    pool.publish(first, key)
-    pool.publish(second, key)
-    pool.release([first, second])
-    assert (pool.num_free, pool.num_cached) == (3, 1)
-    assert pool.find(key) == first
-
-
 def test_keys_differ_by_salt_by_ids_and_by_what_stands_before() -> None:
     ids = [1, 2, 3, 4]
     keys = {
@@ -136,15 +91,6 @@ def test_keys_differ_by_salt_by_ids_and_by_what_stands_before() -> None:
     }
     assert len(keys) == 9
     assert BlockKey.root("a").child(ids) == BlockKey.root("a").child(ids)
-
-
-def test_another_salt_shares_nothing() -> None:
-    pool = BlockPool(4, 4)
-    (block,) = pool.allocate(1, None)
-    pool.publish(block, BlockKey.root("mine").child([1, 2]))
-    assert pool.find(BlockKey.root("yours").child([1, 2])) is None
-    assert pool.find(BlockKey.root("").child([1, 2])) is None
-    assert pool.find(BlockKey.root("mine").child([1, 2])) == block
 
 
 @dataclass

@@ -213,14 +213,6 @@ def test_a_sequence_adopts_only_up_to_the_first_difference() -> None:
     assert memory.table.open(Sender(2, Context(other)).delta(), 0, 0).num_computed == 4
 
 
-def test_salts_share_nothing() -> None:
-    memory = Memory(make_table())
-    ids = list(range(16))
-    run(memory, Sender(1, Context(ids), "mine"))
-    assert memory.table.open(Sender(2, Context(ids), "yours").delta(), 0, 0).num_computed == 0
-    assert memory.table.open(Sender(3, Context(ids), "mine").delta(), 0, 0).num_computed == 12
-
-
 def test_drafts_are_not_found_by_others_before_they_are_committed() -> None:
     memory = Memory(make_table())
     sender = Sender(1, Context([1, 2]))
@@ -232,20 +224,6 @@ def test_drafts_are_not_found_by_others_before_they_are_committed() -> None:
     assert memory.table.open(drafted.delta(), 0, 0).num_computed == 0
 
 
-def test_accepted_drafts_are_found_computed() -> None:
-    """DraftResponse 3 4 5 6, the target keeps 3 4 and says 9: the rows of 3 and 4 stay, 9 is to be computed."""
-    memory = Memory(make_table())
-    sender = Sender(1, Context([1, 2]))
-    sequence = memory.table.open(sender.delta(), 4, 4)
-    sequence.context.commit([3, 4, 5, 6])
-    memory.compute(sequence)
-    sender.sent = 2
-    sender.context.commit([3, 4, 9])
-    assert memory.table.open(sender.delta(), 0, 0).num_computed == 4
-    assert sequence.ids == [1, 2, 3, 4, 9]
-    memory.check()
-
-
 def test_going_back_leaves_published_blocks_as_they_are() -> None:
     memory = Memory(make_table())
     sender = Sender(1, Context(list(range(16))))
@@ -255,29 +233,6 @@ def test_going_back_leaves_published_blocks_as_they_are() -> None:
     assert after[0] == before[0] and not set(after[1:]) & set(before)
     assert memory.table.open(Sender(2, Context(list(range(16)))).delta(), 0, 0).num_computed == 12
     memory.check()
-
-
-def test_what_follows_a_rollback_is_found_under_its_own_past_alone() -> None:
-    """First 0123 4567 89.. , then 0123 45xx yyyy: the last block belongs after 45xx, not after 4567."""
-    memory = Memory(make_table())
-    sender = Sender(1, Context(list(range(16))))
-    run(memory, sender)
-    sender.context = Context([0, 1, 2, 3, 4, 5, 70, 71, 80, 81, 82, 83, 9])
-    run(memory, sender, start=0)
-    mixed = Sender(2, Context([0, 1, 2, 3, 4, 5, 6, 7, 80, 81, 82, 83, 9]))
-    assert memory.table.open(mixed.delta(), 0, 0).num_computed == 8
-    again = Sender(3, Context(sender.context.ids))
-    assert memory.table.open(again.delta(), 0, 0).num_computed == 12
-    memory.check()
-
-
-def test_a_full_block_whose_last_row_is_not_computed_is_not_found() -> None:
-    """After a step the new root fills the block; its row comes with the next step."""
-    memory = Memory(make_table())
-    sequence = run(memory, Sender(1, Context([1, 2, 3])))
-    sequence.context.commit([4])
-    sequence.publish(4)
-    assert memory.table.open(Sender(2, Context([1, 2, 3, 4, 5])).delta(), 0, 0).num_computed == 0
 
 
 def test_foreign_tokens_before_the_start_are_refused_and_change_nothing() -> None:
@@ -305,16 +260,6 @@ def test_what_cannot_ever_fit_is_refused_with_the_reason() -> None:
     with pytest.raises(RequestError, match="20 tokens needs 6 KV blocks"):
         table.open(Sender(1, Context(list(range(20)))).delta(), 1, 1)
     assert len(table) == 0 and table.pool.num_free == 5
-
-
-def test_sequences_that_grow_in_turn_stay_one_run_each() -> None:
-    """A run is attended to in place; scattered blocks cost a copy in every layer."""
-    memory = Memory(make_table())
-    senders = [Sender(i, Context([i])) for i in (1, 2, 3)]
-    for _ in range(5):
-        for sender in senders:
-            assert run(memory, sender).is_contiguous()
-            sender.context.commit([7] * SIZE)
 
 
 def test_a_full_pool_refuses_the_new_one_and_gives_back_what_it_held() -> None:

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from orchestrator.core import noise
-from orchestrator.core.errors import EngineError, RequestError, Unavailable, UnknownSequence
+from orchestrator.core.errors import RequestError
 from orchestrator.core.sampling_params import Rule, Sampling
-from orchestrator.core.static_trees import tree_of_choices
-from runtime.engine.calls import EngineCall
 from runtime.models.heads.engines.eagle import EagleEngine
 from tests.support import heads_oracle as oracle
 from tests.support.dynamic_tree import dynamic_tree
@@ -96,14 +94,6 @@ def test_a_context_that_is_cached_needs_the_newest_features_alone(eagle: Eagle) 
     assert paths_of(draft(engine, again)[0]) == paths_of(cold)
 
 
-def test_another_salt_shares_nothing(eagle: Eagle) -> None:
-    engine = eagle.new_engine()
-    ids, features = random_context(22, eagle.width, 7)
-    draft(engine, request(ids, features, width=2, sequence_id=1))
-    (asked,) = draft(engine, request(ids, None, width=2, sequence_id=2, salt="x"))
-    assert asked.cached_len == 0
-
-
 def test_features_that_begin_too_late_are_asked_for_again(eagle: Eagle) -> None:
     engine = eagle.new_engine()
     ids, features = random_context(12, eagle.width)
@@ -111,12 +101,6 @@ def test_features_that_begin_too_late_are_asked_for_again(eagle: Eagle) -> None:
     assert (answer.tree.num_nodes, answer.cached_len) == (0, 0)
     (answer,) = draft(engine, request(ids, features, sent=11, width=2))
     assert answer.tree.num_nodes > 0
-
-
-def test_features_that_do_not_reach_the_root_draft_nothing(eagle: Eagle) -> None:
-    ids, features = random_context(12, eagle.width)
-    (answer,) = draft(eagle.new_engine(), request(ids, features[:-1], width=2))
-    assert answer.tree.num_nodes == 0
 
 
 def test_a_hole_keeps_its_positions_and_is_not_attended_to(eagle: Eagle, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,19 +115,6 @@ def test_a_hole_keeps_its_positions_and_is_not_attended_to(eagle: Eagle, monkeyp
         assert same_dynamic(answer, expected)
     (other,) = draft(engine, request(ids, None, sequence_id=2))
     assert other.cached_len == 0  # nothing after a hole is published
-
-
-def test_a_restarted_engine_does_not_know_the_sequence(eagle: Eagle) -> None:
-    ids, features = random_context(9, eagle.width)
-    (answer,) = draft(eagle.new_engine(), request(ids, features, sent=5))
-    assert isinstance(answer, UnknownSequence)
-
-
-def test_features_of_another_width_are_refused(eagle: Eagle) -> None:
-    ids, features = random_context(9, eagle.width + 1)
-    (answer,) = draft(eagle.new_engine(), request(ids, features))
-    assert isinstance(answer, EngineError)
-    assert str(eagle.width + 1) in str(answer)
 
 
 def test_at_the_head_s_limit_nothing_is_drafted(eagle: Eagle) -> None:
@@ -195,41 +166,6 @@ def test_variants_of_the_published_layouts(tmp_path: Path, target: Path, kind: s
     assert same_dynamic(answer, dynamic_tree(lambda path: head.log_q(ids, features, path), 2, 3, 6))
 
 
-def test_tokens_outside_the_draft_s_law_are_not_drafted(eagle: Eagle) -> None:
-    ids, features = random_context(9, eagle.width)
-    sampling = Sampling(1.0, top_k=2, seed=1)
-    dynamic, static = draft(
-        eagle.new_engine(),
-        request(ids, features, sampling=sampling, width=4, max_depth=2),
-        request(ids, features, sampling=sampling, choices=tree_of_choices([[0], [1], [2], [2, 0]]), sequence_id=2),
-    )
-    assert np.bincount(dynamic.tree.depths)[1:].tolist() == [2, 4]
-    assert static.tree.num_nodes == 2
-
-
-def test_two_holes_become_one(eagle: Eagle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.models.heads.engines.eagle.MAX_FEATURE_ROWS", 6)
-    engine = eagle.new_engine()
-    ids, features = random_context(30, eagle.width, 3)
-    for length, start, sent in ((14, 7, 0), (30, 23, 14)):
-        rows = features[start : start + 6] if length == 14 else features[start:]
-        call = request(ids[:length], rows, start=start, sent=sent, width=3, max_nodes=9)
-        (answer,) = draft(engine, call)
-    seen = list(range(23, 29))
-    assert same_dynamic(answer, dynamic_tree(lambda path: eagle.log_q(ids, features, path, seen), 3, 4, 9))
-
-
-def test_non_finite_features_are_refused(eagle: Eagle) -> None:
-    """A block once written with them would carry them into other requests, masked or not."""
-    engine = eagle.new_engine()
-    ids, features = random_context(30, eagle.width)
-    for number, bad in enumerate((np.nan, np.inf, -np.inf), start=1):
-        (answer,) = draft(engine, request(ids, np.where(features > 0, bad, features), sequence_id=number, width=2))
-        assert isinstance(answer, EngineError) and "not finite" in str(answer)
-    (answer,) = draft(engine, request(ids, features, sequence_id=9, width=3, max_nodes=9))
-    assert same_dynamic(answer, dynamic_tree(lambda path: eagle.log_q(ids, features, path), 3, 4, 9))
-
-
 def test_foreign_ids_are_refused(eagle: Eagle) -> None:
     ids, features = random_context(9, eagle.width)
     (answer,) = draft(eagle.new_engine(), request([*ids[:-1], VOCAB_SIZE], features, width=2))
@@ -242,28 +178,3 @@ def test_call_without_room_drafts_nothing_and_does_not_affect_others(eagle: Eagl
     calls = [request(ids, features, choices=EAGLE_TREE, **room), request(ids, features, sequence_id=2, width=2)]
     none, some = draft(eagle.new_engine(), *calls)
     assert none.tree.num_nodes == 0 and some.tree.num_nodes > 0
-
-
-def test_long_contexts_take_turns(eagle: Eagle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.models.heads.engines.base.MAX_PASS_ROWS", 20)
-    engine, answers = eagle.new_engine(), []
-    contexts = [random_context(length, eagle.width, length) for length in (12, 9, 40, 5)]
-    jobs = [
-        EngineCall(request(ids, rows, sequence_id=n, width=2), 1e12, lambda answer, n=n: answers.append(n))
-        for n, (ids, rows) in enumerate(contexts)
-    ]
-    passes = []
-    while jobs:
-        before = len(jobs)
-        jobs = engine.advance(jobs)
-        passes.append(before - len(jobs))
-    assert (passes, answers) == ([2, 1, 1], [0, 1, 2, 3])
-    assert (engine.progress.num_passes, engine.progress.num_calls) == (3, 4)
-
-
-def test_full_pool_is_reported(eagle: Eagle) -> None:
-    engine = EagleEngine(eagle.head, memory_mb=1, block_tokens=512, native=eagle.native)
-    ids, features = random_context(9, eagle.width)
-    answers = [draft(engine, request(ids, features, sequence_id=n, width=2, salt=str(n)))[0] for n in range(1, 12)]
-    assert not isinstance(answers[0], Unavailable)
-    assert isinstance(answers[-1], Unavailable)

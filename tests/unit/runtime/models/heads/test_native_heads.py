@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from orchestrator.core.deployment.config import ServingConfig
-from orchestrator.core.errors import ConfigError, EngineError
+from orchestrator.core.errors import EngineError
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.static_trees import tree_of_choices
 from orchestrator.core.tree import TokenTree
@@ -25,7 +25,6 @@ from runtime.models.heads.engines.redrafter import RedrafterEngine
 from runtime.models.heads.modules.medusa import MedusaHeads
 from runtime.models.native.draft_calls import NativeDraft
 from runtime.models.native.head_weights import unsupported_head
-from runtime.models.native.heads import NativeHead
 from tests.support.choice_trees import published_choices
 from tests.support.heads import HIDDEN_SIZE, draft, load, make_head, make_target, native_or_skip, paths_of, request
 from tests.support.tiny_models import VOCAB_SIZE
@@ -191,13 +190,6 @@ def test_of_equal_tokens_the_lowest_come_first() -> None:
     assert answer.tree.tokens.tolist() == [700, 1200, 1900, 0, 1]
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, rule=Rule.REJECTION)], ids=["greedy", "rejection"])
-def test_of_equal_tokens_the_lowest_come_first_in_the_torch_engine_too(sampling: Sampling) -> None:
-    logits = torch.zeros(1, 250)
-    logits[0, [190, 120, 70]] = 1.0
-    assert rank(logits, [2], [sampling], 5).ids.tolist() == [[70, 120, 190, 0, 1]]
-
-
 def test_a_draft_without_time_has_one_level(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runtime.models.heads.engines.drafts.TimeBudget.limit_s", lambda budget, call: 0.0)
     answers = pair.draft_together(pair.requests())
@@ -253,19 +245,3 @@ def test_what_native_code_lacks_is_left_to_torch(
     _, engine = build_heads.load_engine("eagle", config)
     assert engine.native is None
     assert "heads of 8 numbers" in caplog.text
-
-
-def test_a_deployment_that_wants_native_code_refuses_a_head_that_native_code_lacks(
-    target: Path, tmp_path: Path
-) -> None:
-    folder = make_head("eagle", tmp_path)
-    config = ServingConfig(target=str(target), eagle=str(folder), kernels="native", dtype="float32", kv_memory_mb=16)
-    with pytest.raises(ConfigError, match=r"eagle: kernels = 'native', but native .* not support heads of 8 numbers"):
-        build_heads.load_engine("eagle", config)
-
-
-def test_a_deployment_with_native_kernels_drafts_in_native_code(target: Path, tmp_path: Path) -> None:
-    folder = make_head("medusa", tmp_path)
-    config = ServingConfig(target=str(target), medusa=str(folder), kernels="native", dtype="float32", kv_memory_mb=16)
-    _, engine = build_heads.load_engine("medusa", config)
-    assert isinstance(engine.native, NativeHead)

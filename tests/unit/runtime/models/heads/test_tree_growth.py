@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
-from orchestrator.core.sampling_params import Rule, Sampling
-from runtime.models.heads.engines import ranking
 from runtime.models.heads.engines.trees import DynamicTree
 from tests.support import heads_oracle as oracle
 from tests.support.dynamic_tree import dynamic_tree
@@ -54,22 +51,6 @@ def test_a_dynamic_tree_ranked_by_hand(max_nodes: int) -> None:
     assert grown_by_hand(max_nodes, beam_search=False) == (tokens[:max_nodes], parents[:max_nodes])
 
 
-def test_beams_share_prefixes_not_tokens() -> None:
-    # Beams 5-7-2 and 8-7-2 agree from their second token on, which is no prefix; 5-7-9 shares two tokens with the
-    # first. Halvings: 5 (1), 8 (1.5), 57 (2), 87 (2.5), 572 (3), 872 (3.5), 579 (4).
-    growing = DynamicTree(3, 60, 3, beam_search=True)
-    growing.add_children(np.array([[5, 8, 6]], np.int32), np.array([[-1.0, -1.5, -50.0]]))
-    growing.add_children(np.array([[7, 0, 1]] * 3, np.int32), np.array([[-1.0, -70.0, -71.0]] * 3))
-    growing.add_children(
-        np.array([[2, 9, 1]] * 3, np.int32), np.array([[-1.0, -2.0, -9.0], [-1.0, -8.0, -9.0], [-1.0] * 3])
-    )
-    tree = growing.token_tree()
-    assert not growing.frontier
-    assert tree.tokens.tolist() == [5, 8, 7, 7, 2, 2, 9]
-    assert tree.parents.tolist() == [0, 0, 1, 2, 3, 4, 3]
-    assert tree.mask.tolist() == [[own[: len(other)] == other for other in tree.paths] for own in tree.paths]
-
-
 @pytest.mark.parametrize(("width", "max_nodes"), [(3, 5), (8, 24), (2, 60)])
 def test_what_can_never_be_kept_is_not_expanded(width: int, max_nodes: int) -> None:
     """The tree is the same; the work is bounded by max_nodes."""
@@ -90,15 +71,3 @@ def test_what_can_never_be_kept_is_not_expanded(width: int, max_nodes: int) -> N
         tree.add_children(np.array(best, np.int32), ranked)
     assert tree.token_tree().paths[1:] == [path for path, _ in dynamic_tree(scores, width, 6, max_nodes)]
     assert num_expanded <= 1 + max_nodes * 2
-
-
-def test_ranks_are_those_of_the_whole_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However few candidates a row has, as long as they are among them."""
-    logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(1)) * 4
-    ids = torch.arange(5000) * 2
-    samplings = [Sampling(), Sampling(0.3, seed=3), Sampling(0.7, seed=4, rule=Rule.REJECTION)]
-    few = ranking.rank(logits, [5, 6, 7], samplings, 4, ids)
-    monkeypatch.setattr(ranking, "CANDIDATES", 5000)
-    every = ranking.rank(logits, [5, 6, 7], samplings, 4, ids)
-    assert few.ids.tolist() == every.ids.tolist()
-    assert torch.allclose(few.scores, every.scores, atol=0.04)
