@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,8 +27,12 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 FOLDER = Path(__file__).parent
 SCRIPTED = FOLDER / "scripted"
-#: The limit of a test here that sets none: the first one of a module waits for its server, for up to 180 s.
-TEST_LIMIT_S = 300
+#: The names under which clients of NVIDIA's servers ask for the model.
+ALIASES = ("ensemble", "tensorrt_llm_bls")
+#: How long a server may take to start on a busy machine: its tests wait, and say so, instead of failing.
+READY_LIMIT_S, SLOW_START_S = 600, 60
+#: The limit of a test here that sets none; the first one of a group waits for its server.
+TEST_LIMIT_S = 900
 
 
 def pytest_configure() -> None:
@@ -40,24 +45,32 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give the tests of this folder their limit and group; begin with the slow files, so that no worker is left with one.
 
-    A group's tests run on one worker: those of a file, and those of all files that ask the shipped deployment.
+    A group's tests run on one worker: those of a file, and those of all files that share a server.
     pytest passes the tests of all folders.
     """
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
-        placement = getattr(getattr(item, "callspec", None), "params", {}).get("shipped")
-        item.add_marker(pytest.mark.xdist_group(f"shipped-{placement}" if placement else item.path.stem))
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
         if item.path.is_relative_to(FOLDER) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TEST_LIMIT_S))
+
+
+def _group(item: Any) -> str:
+    placement = getattr(getattr(item, "callspec", None), "params", {}).get("shipped")
+    if placement:
+        return f"shipped-{placement}"
+    return "server" if "server" in item.fixturenames and not hasattr(item.module, "server") else item.path.stem
 
 
 @contextlib.contextmanager
 def serving(config: Path, said: list[str] | None = None, **options: Any) -> Iterator[Server]:
     """Run a server, and check at its end that it leaves nothing. said: gets the lines that the launcher prints."""
     said = [] if said is None else said
-    server = launcher.Server(config, say=said.append, **options)
+    server = launcher.Server(config, say=said.append, **{"ready_limit_s": READY_LIMIT_S, **options})
     try:
         with server:
+            if server.started_in_s > SLOW_START_S:
+                print(f"slow: the server of {config} took {server.started_in_s:.0f} s to start", file=sys.__stderr__)
             pids, regions = server.pids(), server.shared_memory()
             assert regions and len(pids) == 1 + len(server.models)
             yield server
@@ -71,9 +84,9 @@ def serving(config: Path, said: list[str] | None = None, **options: Any) -> Iter
     assert not [region for region in regions if (workfolder.SHARED_MEMORY / region).exists()]
 
 
-def deployment(folder: Path, *lines: str) -> Path:
-    """Write a serving.toml for the tiny target in float64, with these additional lines; return its path."""
-    text = ['target = "target"', 'dtype = "float64"', "kv_memory_mb = 32", *lines]
+def deployment(folder: Path, *lines: str, dtype: str = "float64") -> Path:
+    """Write a serving.toml for the tiny target, with these additional lines; return its path."""
+    text = ['target = "target"', f'dtype = "{dtype}"', "kv_memory_mb = 32", *lines]
     (folder / "serving.toml").write_text("\n".join(text))
     return folder / "serving.toml"
 
@@ -98,8 +111,9 @@ def repository(folder: Path, *real: str, **scripted: str) -> Path:
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny random `target` and a tinier `draft`."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    make_tiny_target(folder / "target")
-    make_tiny_target(folder / "draft", seed=1, num_hidden_layers=1)
+    shape = {"num_attention_heads": 2, "num_key_value_heads": 1}  # heads of 16 numbers, which native code takes
+    make_tiny_target(folder / "target", **shape)
+    make_tiny_target(folder / "draft", seed=1, num_hidden_layers=1, **shape)
     return folder
 
 
@@ -118,16 +132,18 @@ def link(checkpoints: Path, folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def server(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The real models over tiny checkpoints in float64, with a draft model, for all tests that leave it as it was."""
+    """The real models over tiny checkpoints, native in float32, with a draft model; for tests that leave it as it was."""
     folder = link(checkpoints, tmp_path_factory.mktemp("server"))
-    with serving(deployment(folder, 'draft = "draft"', "remember_tokens = 10000")) as running:
+    lines = ('draft = "draft"', "remember_tokens = 10000", f'aliases = "{",".join(ALIASES)}"')
+    with serving(deployment(folder, *lines, dtype="float32")) as running:
         yield running
 
 
 @pytest.fixture(scope="session", params=["colocated"])
 def shipped(request: pytest.FixtureRequest) -> Iterator[Server]:
     """The shipped deployment as it is served by default, in float32; for all tests that leave it as it was."""
-    with benchmark.serving("float32", SERVING_PLACEMENT=request.param) as running:
+    environ = benchmark.ENVIRONMENT | {"SERVING_DTYPE": "float32", "SERVING_PLACEMENT": request.param}
+    with serving(benchmark.CONFIG, env=environ) as running:
         yield running
 
 

@@ -15,7 +15,7 @@ from benchmarks.deployment import CONFIG, serving
 from benchmarks.traffic import mixed_prompts
 from orchestrator.core.deployment.config import load_config
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.server
 
 SETTINGS = ("none", "prompt_lookup", "draft_model 4", "ngram", "medusa leaves", "eagle2 small")
 RULES = ("coupled", "rejection", "block")

@@ -25,7 +25,7 @@ from tests.server.conftest import deployment
 
 #: What the demo shows of a deployment without heads.
 LOADED = demo.methods_of(["draft"])
-pytestmark = [pytest.mark.server, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.server
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The tiny target repeats Q, so its text is as long as allowed, and easy to draft.

@@ -15,7 +15,7 @@ from benchmarks.traffic import mixed_prompts
 from launcher import Server, StartError
 from tests.support.clients import Answer, ask
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.server
 
 PROMPTS = [prompt.text for prompt in mixed_prompts(4)]
 LIMITS: dict[str, Any] = {"max_tokens": 48, "end_id": -1, "return_stats": True}
@@ -29,10 +29,9 @@ def said(server: Server, method: str, prompt: str) -> Answer:
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, Answer]:
+def told(shipped: Server) -> dict[str, Answer]:
     """The answers without drafts, from a server without a corpus."""
-    with serving("float64") as server:
-        return {prompt: said(server, "none", prompt) for prompt in PROMPTS}
+    return {prompt: said(shipped, "none", prompt) for prompt in PROMPTS}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +41,7 @@ def server(told: dict[str, Answer], tmp_path_factory: pytest.TempPathFactory) ->
     (folder / "texts.txt").write_text("".join(f"{prompt}{told[prompt].text}\n" for prompt in PROMPTS[:2]))
     command = [sys.executable, "-m", "build.corpus_index", "--out", str(folder / "index"), str(folder / "texts.txt")]
     subprocess.run(command, cwd=ROOT, check=True, timeout=120, capture_output=True)
-    with serving("float64", SERVING_CORPUS_INDEX=str(folder / "index")) as running:
+    with serving("float32", SERVING_CORPUS_INDEX=str(folder / "index")) as running:
         yield running
 
 
@@ -64,5 +63,5 @@ def test_a_text_of_the_corpus_is_drafted_from_it(server: Server, told: dict[str,
 
 
 def test_a_folder_that_holds_no_index_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StartError, match="corpus_index"), serving("float64", SERVING_CORPUS_INDEX=str(tmp_path)):
+    with pytest.raises(StartError, match="corpus_index"), serving("float32", SERVING_CORPUS_INDEX=str(tmp_path)):
         pass

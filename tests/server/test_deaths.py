@@ -19,7 +19,7 @@ from tests.support.clients import Stream, ask, generate, until
 from tests.support.deaths import await_ready, await_replaced, pid_of, unless_triton_aborts
 
 # The limits are only for hangs: nothing here fails because the machine is slow.
-pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 NUM_REQUESTS = 4
 

@@ -24,7 +24,7 @@ from tests.support.gateway import running_gateway
 from tests.support.scripted_target import PROMPT, Script, text_at
 from tests.support.throwaway import launcher_command
 
-pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 NUM_TOKENS = 6
 

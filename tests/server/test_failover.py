@@ -12,7 +12,7 @@ from launcher import Server
 from tests.failover import Readers, Result, fail_over, make_cases, replicas
 from tests.support.gateway import running_gateway
 
-pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.server, pytest.mark.long]
 
 NUM_READERS = 12
 

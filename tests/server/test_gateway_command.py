@@ -14,7 +14,7 @@ import pytest
 from tests.server.conftest import deployment
 from tests.support.clients import until
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.server
 ROOT = Path(__file__).resolve().parents[2]
 FREE_PORTS = {f"SPECSERVE_{port}_PORT": "0" for port in ("HTTP", "GRPC", "METRICS", "HEALTH")}
 BODY = {"prompt": "abc", "max_tokens": 8, "temperature": 0, "ignore_eos": True}

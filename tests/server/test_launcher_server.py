@@ -16,7 +16,7 @@ from orchestrator.core.errors import ConfigError
 from tests.support.clients import fetch, until
 from tests.support.throwaway import find_server, infer, make_deployment, region_of, server_of, url_in
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.server
 
 
 @pytest.fixture

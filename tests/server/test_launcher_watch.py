@@ -21,7 +21,7 @@ from tests.support.throwaway import (
     url_in,
 )
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.server
 
 
 @pytest.fixture

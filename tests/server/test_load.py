@@ -14,7 +14,7 @@ from clients import load
 from launcher.server import Server
 from tests.support.gateway import running_gateway
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.server
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 100

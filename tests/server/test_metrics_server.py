@@ -83,7 +83,7 @@ def test_refusals_are_counted_by_their_reason(server: Server) -> None:
 
 def test_engines_say_how_they_compute(server: Server) -> None:
     for model in ("target", "draft"):
-        labels = {"model": model, "engine": "torch", "kernels": "torch", "dtype": "float64", "device": "cpu"}
+        labels = {"model": model, "engine": "torch", "kernels": "native", "dtype": "float32", "device": "cpu"}
         assert metric(server.metrics_url, "spec_engine_info", **labels) == 1
     until(lambda: metric(server.metrics_url, "spec_pass_seconds_total", model="target") > 0, "the time of a pass")
     assert 0 <= metric(server.metrics_url, "spec_kv_cache_usage_ratio", model="target") <= 1

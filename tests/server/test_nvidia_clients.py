@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import queue
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,24 +15,14 @@ import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from launcher.server import Server
-from tests.server.conftest import deployment, link, serving
+from tests.server.conftest import ALIASES
 from tests.support.clients import ask, connect, generate, post
 
 pytestmark = pytest.mark.server
 
-ALIASES = ("ensemble", "tensorrt_llm_bls")
 MODELS = ("speculative", *ALIASES)
 PROMPT = "the quick brown fox jumps over the lazy dog the quick"
 LIMIT_S = 60
-
-
-@pytest.fixture(scope="module")
-def aliased(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The real models over tiny checkpoints, with two more names for the public model."""
-    folder = link(checkpoints, tmp_path_factory.mktemp("aliased"))
-    with serving(deployment(folder, 'draft = "draft"', f'aliases = "{",".join(ALIASES)}"')) as running:
-        assert set(ALIASES) < set(running.models)
-        yield running
 
 
 def stream(server: Server, model: str, inputs: dict[str, np.ndarray], *outputs: str) -> list[Any]:
@@ -92,10 +80,10 @@ def ints(*values: int) -> np.ndarray:
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("streaming", [True, False])
-def test_inflight_batcher_example_client(aliased: Server, model: str, streaming: bool) -> None:
+def test_inflight_batcher_example_client(server: Server, model: str, streaming: bool) -> None:
     """NVIDIA/TensorRT-LLM, triton_backend/inflight_batcher_llm/client/end_to_end_grpc_client.py."""
-    truth = ask(aliased.grpc_url, text_input=PROMPT, max_tokens=16).text
-    results = stream(aliased, model, example_inputs(streaming), "text_output")
+    truth = ask(server.grpc_url, text_input=PROMPT, max_tokens=16).text
+    results = stream(server, model, example_inputs(streaming), "text_output")
     found = texts(results)
     assert "".join(found) == truth and (len(found) > 1) == streaming
 
@@ -119,17 +107,17 @@ def test_inflight_batcher_example_client(aliased: Server, model: str, streaming:
     ids=["words", "penalties", "ids", "bias", "draft", "guide", "older-names", "neutral"],
 )  # fmt: skip
 def test_inflight_batcher_example_client_options(
-    aliased: Server, given: dict[str, np.ndarray], asked: dict[str, Any]
+    server: Server, given: dict[str, np.ndarray], asked: dict[str, Any]
 ) -> None:
     """The options of the same client and of inflight_batcher_llm_client.py, including old names."""
     options = {"text_input": PROMPT, "max_tokens": 16, "temperature": 0.0, **asked}
-    assert texts(stream(aliased, "ensemble", example_inputs(False, **given))) == [ask(aliased.grpc_url, **options).text]
+    assert texts(stream(server, "ensemble", example_inputs(False, **given))) == [ask(server.grpc_url, **options).text]
 
 
-def test_inflight_batcher_example_client_reads_log_probabilities(aliased: Server) -> None:
+def test_inflight_batcher_example_client_reads_log_probabilities(server: Server) -> None:
     """The shapes that the same client prints with --return-log-probs."""
     inputs = example_inputs(False, return_log_probs=np.array([[True]]))
-    (result, *_) = stream(aliased, "tensorrt_llm_bls", inputs, "text_output", "cum_log_probs", "output_log_probs")
+    (result, *_) = stream(server, "tensorrt_llm_bls", inputs, "text_output", "cum_log_probs", "output_log_probs")
     per_token = result.as_numpy("output_log_probs")
     assert per_token.ndim == 3 and per_token.shape[:2] == (1, 1)
     assert result.as_numpy("cum_log_probs").reshape(-1)[0] == pytest.approx(per_token.sum(), abs=1e-4)
@@ -146,13 +134,13 @@ def test_inflight_batcher_example_client_reads_log_probabilities(aliased: Server
         ({"lora_task_id": np.array([[1]], np.uint64)}, "lora_task_id"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(aliased: Server, given: dict[str, np.ndarray], name: str) -> None:
+def test_what_cannot_be_honoured_is_refused_by_name(server: Server, given: dict[str, np.ndarray], name: str) -> None:
     with pytest.raises(InferenceServerException, match=rf"{name} is not supported.*\(input {name}\)"):
-        stream(aliased, "tensorrt_llm_bls", example_inputs(False, **given), "text_output")
+        stream(server, "tensorrt_llm_bls", example_inputs(False, **given), "text_output")
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-def test_triton_s_own_openai_front_end(aliased: Server, streaming: bool) -> None:
+def test_triton_s_own_openai_front_end(server: Server, streaming: bool) -> None:
     """triton-inference-server/server, python/openai/openai_frontend/engine/utils/triton.py: it takes one string per response."""
     inputs = {
         "text_input": strings(PROMPT),
@@ -165,10 +153,10 @@ def test_triton_s_own_openai_front_end(aliased: Server, streaming: bool) -> None
         "seed": np.array([[3]], np.uint64),
         "temperature": floats(0.7),
     }
-    results = stream(aliased, "ensemble", inputs)
+    results = stream(server, "ensemble", inputs)
     outputs = [result.as_numpy("text_output") for result in results if result.get_response().outputs]
     assert all(output.size == 1 for output in outputs) and (len(outputs) > 1) == streaming
-    truth = ask(aliased.grpc_url, text_input=PROMPT, max_tokens=16, top_p=0.9, seed=3, temperature=0.7)
+    truth = ask(server.grpc_url, text_input=PROMPT, max_tokens=16, top_p=0.9, seed=3, temperature=0.7)
     assert "".join(texts(results)) == truth.text
     assert sum(int(r.as_numpy("num_output_tokens").item()) for r in results if r.get_response().outputs) == len(
         truth.ids
@@ -184,12 +172,12 @@ def litellm_body(streaming: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_litellm_route(aliased: Server, model: str) -> None:
+def test_litellm_route(server: Server, model: str) -> None:
     """BerriAI/litellm, litellm/llms/triton/completion/transformation.py: /generate with "parameters" and empty words."""
-    truth = ask(aliased.grpc_url, text_input=PROMPT, max_tokens=16).text
-    answer = generate(aliased.http_url, litellm_body(False), model)
+    truth = ask(server.grpc_url, text_input=PROMPT, max_tokens=16).text
+    answer = generate(server.http_url, litellm_body(False), model)
     assert answer.status == 200 and answer.body["text_output"] == truth
-    connection = connect(aliased.http_url)
+    connection = connect(server.http_url)
     try:
         connection.request("POST", f"/v2/models/{model}/generate_stream", json.dumps(litellm_body(True)))
         lines = connection.getresponse().read().decode().splitlines()
@@ -199,7 +187,7 @@ def test_litellm_route(aliased: Server, model: str) -> None:
     assert len(events) > 1 and "".join(event["text_output"] for event in events) == truth
 
 
-def test_genai_perf_tensorrtllm_service(aliased: Server) -> None:
+def test_genai_perf_tensorrtllm_service(server: Server) -> None:
     """triton-inference-server/perf_analyzer, genai_perf/inputs/converters/tensorrtllm_converter.py: a fixed length."""
     inputs = {
         "text_input": strings(PROMPT),
@@ -208,17 +196,17 @@ def test_genai_perf_tensorrtllm_service(aliased: Server) -> None:
         "stream": np.array([[True]], bool),
         "exclude_input_in_output": np.array([[True]], bool),
     }
-    results = [r for r in stream(aliased, "ensemble", inputs) if r.get_response().outputs]
+    results = [r for r in stream(server, "ensemble", inputs) if r.get_response().outputs]
     assert sum(int(result.as_numpy("num_output_tokens").item()) for result in results) == 24
 
 
-def test_older_langchain_client_is_told_about_its_types(aliased: Server) -> None:
+def test_older_langchain_client_is_told_about_its_types(server: Server) -> None:
     """langchain-ai/langchain-nvidia, libs/trt: sends max_tokens as UINT32, which TensorRT-LLM's models refuse, too."""
     inputs = {"text_input": strings(PROMPT), "max_tokens": np.array([[16]], np.uint32)}
     with pytest.raises(InferenceServerException, match=r"max_tokens.*UINT32"):
-        stream(aliased, "ensemble", inputs)
+        stream(server, "ensemble", inputs)
 
 
-def test_unknown_parameter_is_refused_under_an_alias_too(aliased: Server) -> None:
-    answer = post(aliased.http_url, "/v2/models/ensemble/generate", {"text_input": "abc", "max_token": 3})
+def test_unknown_parameter_is_refused_under_an_alias_too(server: Server) -> None:
+    answer = post(server.http_url, "/v2/models/ensemble/generate", {"text_input": "abc", "max_token": 3})
     assert "did you mean 'max_tokens'" in answer.error

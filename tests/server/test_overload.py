@@ -15,7 +15,7 @@ from launcher import Server
 from tests.overload import DOORS, overload
 from tests.server.conftest import deployment, link, serving
 
-pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.server, pytest.mark.long]
 
 MAX_RUNNING, MAX_WAITING, AT_ONCE = 2, 4, 40
 

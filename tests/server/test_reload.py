@@ -20,7 +20,7 @@ from tests.support.clients import Stream, ask, fetch, until
 from tests.support.throwaway import launcher_command
 from tests.support.tiny_models import make_tiny_target
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.server
 
 PROMPT = {"input_ids": [5, 6, 7], "temperature": 0.8, "seed": 11, "ignore_eos": True}
 LONG = 90

@@ -11,7 +11,7 @@ from launcher import Server
 from tests.resource_growth import CONFIG, Growth, watch_growth
 from tests.support.tiny_models import make_tiny_target
 
-pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.server, pytest.mark.long]
 
 WARM_UP, MEASURED = 600, 1800
 SHAPE = {"hidden_size": 64, "num_hidden_layers": 4, "max_position_embeddings": 2048, "initializer_range": 0.2}

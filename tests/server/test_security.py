@@ -17,7 +17,7 @@ from tests.fuzz.public import Doors, fuzz, served
 from tests.support.clients import ask, generate, post
 from tests.support.leaks import leak_in
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.server
 
 #: Enough that each path also gets a sound request.
 CASES = 250

@@ -14,7 +14,7 @@ from tests.server.conftest import deployment, link, serving
 from tests.support.clients import Stream, ask, fetch, until
 from tests.support.deaths import await_ready, await_replaced, pid_of, unless_triton_aborts
 
-pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.server, pytest.mark.long]
 
 HANG_LIMIT_S = 4
 REQUEST = {"text_input": "abcabc", "max_tokens": 400, "ignore_eos": True, "seed": 5, "temperature": 0.9, "stream": True}

@@ -9,7 +9,7 @@ import pytest
 
 from tests.soak_under_faults import GATEWAY, KINDS, RELOAD, End, Result, deployment, run
 
-pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.server, pytest.mark.long]
 
 #: Begins with the second replica, so that no two faults in a row hit the same one.
 HURTS = (

@@ -17,7 +17,7 @@ from tests.support.clients import ask, fetch, until
 from tests.support.deaths import await_ready, await_replaced, pid_of
 from tests.support.stopped_threads import stopped, woken_threads
 
-pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.server, pytest.mark.long]
 
 REQUEST = {"text_input": "abcabc", "max_tokens": 40, "seed": 5, "temperature": 0.9, "stream": True}
 

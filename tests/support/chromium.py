@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 BINARY = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 _FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
     "--remote-debugging-port=0", "--no-first-run", "--disable-extensions",

@@ -26,7 +26,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from tests.support.input_kinds import kind_of
 
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 #: Datatype of each kind of input, and the field of InferTensorContents that carries it.

@@ -13,7 +13,7 @@ from launcher import Server
 from tests.support.clients import until
 
 #: A Triton that is stuck on a lock of a dead process is killed only when its reload has not been answered for 60 s.
-RESTART_LIMIT_S = 150.0
+RESTART_LIMIT_S = 600.0
 
 
 def pid_of(server: Server, model: str) -> int:

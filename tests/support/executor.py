@@ -25,7 +25,7 @@ from tests.support.tiny_models import VOCAB_SIZE
 PROMPT = [5, 9, 5, 9, 12, 7, 5, 9]
 NUM_TOKENS = 32
 LIMITS = Limits(NUM_TOKENS, 200, 64)
-LIMIT_S = 30.0
+LIMIT_S = 300.0
 GREEDY = Sampling(rule=Rule.ENGINE)
 
 

@@ -27,6 +27,7 @@ def build(folder: Path, rename_number: int) -> int:
     return int(done.stdout.rsplit("attempts ", 1)[1])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_a_build_that_is_killed_again_and_again_ends_with_the_same_weights(tmp_path: Path) -> None:
     assert build(tmp_path / "whole", 0) == 1

@@ -97,11 +97,6 @@ def test_estimated_parameters_are_those_of_the_model_card(
     assert estimated_parameters(config) / 1e9 == pytest.approx(billions, rel=share_off)
 
 
-def test_checkpoint_counts_the_parameters_of_the_text_part(tmp_path: Path) -> None:
-    assert checkpoint(tmp_path).num_parameters == 0
-    assert checkpoint(tmp_path, {"text_config": CONFIG | LLAMA_2_7B}).num_parameters == estimated_parameters(LLAMA_2_7B)
-
-
 def test_checkpoint_of_a_composite_model_is_its_text_part(tmp_path: Path) -> None:
     read = checkpoint(tmp_path, {"text_config": CONFIG, "vision_config": {}})
     assert (read.vocab_size, read.eos_ids) == (64, {3})
@@ -128,19 +123,7 @@ def test_checkpoint_file_that_is_no_json_object_is_named(tmp_path: Path, name: s
     assert str(tmp_path / name) in refusal(tmp_path)
 
 
-def test_checkpoint_missing_files_are_named(tmp_path: Path) -> None:
-    assert refusal(tmp_path) == f"{tmp_path}: config.json is missing"
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    assert "tokenizer.json is missing" in refusal(tmp_path)
-
-
 def test_checkpoint_broken_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "tokenizer.json").write_text("{}")
     assert f"{tmp_path / 'tokenizer.json'} is not a tokenizer" in refusal(tmp_path)
-
-
-def test_checkpoint_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
-    checkpoint(tmp_path)
-    (tmp_path / "config.json").write_bytes(b"\xff\xfe{}")
-    assert str(tmp_path / "config.json") in refusal(tmp_path)

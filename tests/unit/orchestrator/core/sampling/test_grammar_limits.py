@@ -65,10 +65,6 @@ def test_a_guide_that_takes_too_long_is_refused_with_the_limit_and_only_so_many_
     assert Grammar("regex", "slow0") not in grammars._compiled, "what was refused must not be legal the next time"
 
 
-def test_the_limit_is_two_seconds() -> None:
-    assert module.LIMIT_S == 2.0
-
-
 def test_a_panic_in_compiling_refuses_the_request_alone(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     def panic(text: str) -> str:
         raise PanicException("index out of bounds")
@@ -115,33 +111,6 @@ def test_a_panic_midway_is_mended_once_by_compiling_anew(grammars: Grammars, met
         matcher.follow(first)
     broken._library = panicking = Panicking(broken._library, method)
     assert ANSWERS[method](broken) == ANSWERS[method](sound) and not panicking.count
-
-
-def test_a_panic_that_comes_back_refuses_the_request(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    matcher, others = grammars.matcher(WORDS, [EOS]), grammars.matcher(WORDS, [EOS])
-    matcher._library = Panicking(matcher._library, "compute_bitmask")
-    compiled = Panicking(grammars._compile(WORDS).library, "compute_bitmask")
-    matcher._compile_again = lambda: CompiledGrammar(compiled, threading.Lock())
-    with pytest.raises(RequestError, match="broke the library"):
-        matcher.legal([])
-    assert others.legal([]).any()
-
-
-def test_a_panic_in_going_back_refuses_the_request(grammars: Grammars) -> None:
-    matcher = grammars.matcher(WORDS, [EOS])
-    matcher.follow(np.flatnonzero(matcher.legal([]))[:1].tolist())
-    matcher._library = Panicking(matcher._library, "rollback")
-    with pytest.raises(RequestError, match="broke the library"):
-        matcher.follow([])
-
-
-def test_what_is_no_panic_passes(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(text: str) -> str:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(LLMatcher, "grammar_from_regex", staticmethod(interrupt))
-    with pytest.raises(KeyboardInterrupt):
-        grammars.check(WORDS)
 
 
 class Slow:
@@ -199,16 +168,6 @@ def test_a_guide_is_compiled_anew_at_its_own_expense_after_the_first_time(gramma
     matcher._library = Panicking(matcher._library, "compute_bitmask")
     with pytest.raises(RequestError, match=r"too long to follow: 0\.4\d s"):
         matcher.legal([])
-
-
-def test_waiting_costs_a_guide_nothing(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    matcher = grammars.matcher(WORDS, [EOS])
-    library, hang = matcher._library, threading.Event()
-    matcher._library = Panicking(library, "none")
-    monkeypatch.setattr(
-        Panicking, "compute_bitmask", lambda _: hang.wait(0.5) or library.compute_bitmask(), raising=False
-    )
-    assert matcher.legal([]).any()
 
 
 def test_a_schema_that_is_nested_too_deeply_is_refused(grammars: Grammars) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -161,14 +160,6 @@ def test_loop_any_proposer_gives_the_reference_s_text(
     )
 
 
-def test_loop_true_drafts_save_steps(tokenizer: Tokenizer) -> None:
-    """So the law above is not vacuous: 25 tokens in steps of 13 and 12."""
-    target, sampling = SpyTarget(VOCAB_SIZE), Sampling(0.9, seed=4)
-    made = run(tokenizer, target, Oracle(target, sampling), sampling, StopRule(25))
-    assert [len(chunk.ids) for chunk in made.chunks] == [13, 12]
-    assert target.num_steps == 2
-
-
 def test_loop_budget_shrinks_to_the_last_token_and_to_the_context(tokenizer: Tokenizer) -> None:
     target, sampling = SpyTarget(VOCAB_SIZE, max_positions=len(PROMPT) + 5), Sampling()
     run(tokenizer, target, Oracle(target, sampling), sampling, StopRule(5), Limits(5, target.max_positions, 128))
@@ -198,12 +189,6 @@ def test_limits_budget_by_hand(num_out: int, max_tokens: int, max_positions: int
     assert Limits(max_tokens, max_positions, 7).budget(context) == Budget(7, depth)
 
 
-def test_loop_budget_is_at_most_max_nodes(tokenizer: Tokenizer) -> None:
-    target, sampling = SpyTarget(VOCAB_SIZE), Sampling()
-    run(tokenizer, target, Oracle(target, sampling), sampling, StopRule(20), Limits(20, 999, 4))
-    assert max(tree.num_nodes for tree in target.trees) == 4
-
-
 @pytest.mark.parametrize("reason", [FinishReason.CANCELLED, FinishReason.DEADLINE])
 @pytest.mark.parametrize("num_steps", [0, 1, 3])
 def test_loop_guard_ends_it_before_the_next_step(tokenizer: Tokenizer, reason: FinishReason, num_steps: int) -> None:
@@ -215,15 +200,6 @@ def test_loop_guard_ends_it_before_the_next_step(tokenizer: Tokenizer, reason: F
     assert target.num_steps == num_steps == len(made.ids)
     assert made.sequence.output.finish is reason
     assert made.chunks[-1].ids == [] and made.ids == reference.generate(target.logits, PROMPT, Sampling(), num_steps)
-
-
-def test_loop_guard_is_not_asked_once_the_output_has_ended(tokenizer: Tokenizer) -> None:
-    target = SpyTarget(VOCAB_SIZE)
-    made = run(
-        tokenizer, target, NoProposer(), Sampling(), StopRule(2),
-        guard=lambda: FinishReason.CANCELLED if target.num_steps >= 2 else None,
-    )  # fmt: skip
-    assert made.sequence.output.finish is FinishReason.LENGTH
 
 
 def test_loop_steps_are_counted_as_the_papers_do(tokenizer: Tokenizer) -> None:
@@ -239,30 +215,6 @@ def test_loop_steps_are_counted_as_the_papers_do(tokenizer: Tokenizer) -> None:
     assert made.sequence.statistics.first_token_s > 0
 
 
-def test_loop_steps_of_a_run_that_arrive_together_are_noted_as_one_response(tokenizer: Tokenizer) -> None:
-    sequence = SequenceState(
-        Context(PROMPT), Sampling(), Limits(9, 10_000, 128), Output(tokenizer, PROMPT, StopRule(9))
-    )
-    arrivals = iter([1, 5, 4])  # the last token comes after max_tokens
-    steps = StepsOfRun(sequence, lambda: [plain_step(1) for _ in range(next(arrivals))])
-    chunks: list[Chunk] = []
-    generate(sequence, steps, lambda: None, chunks.append)
-    statistics = sequence.statistics
-    assert statistics.num_steps == len(statistics.step_lengths) == 9
-    assert [count for _, count in statistics.responses] == [len(chunk.ids) for chunk in chunks] == [1, 5, 3]
-    times = [at_s for at_s, _ in statistics.responses]
-    assert times == sorted(times)
-
-
-def test_loop_tokens_before_a_guard_that_stops_a_run_are_noted_with_its_response(tokenizer: Tokenizer) -> None:
-    sequence = SequenceState(
-        Context(PROMPT), Sampling(), Limits(9, 10_000, 128), Output(tokenizer, PROMPT, StopRule(9))
-    )
-    steps = StepsOfRun(sequence, lambda: [plain_step(1) for _ in range(5)])
-    generate(sequence, steps, lambda: FinishReason.CANCELLED if sequence.statistics.num_steps == 3 else None, id)
-    assert [count for _, count in sequence.statistics.responses] == [3]
-
-
 def test_loop_cached_tokens_of_a_continued_text_are_no_more_than_its_prompt(tokenizer: Tokenizer) -> None:
     sequence = SequenceState(
         Context(PROMPT), Sampling(), Limits(9, 10_000, 128), Output(tokenizer, PROMPT, StopRule(9))
@@ -276,22 +228,10 @@ def test_loop_cached_tokens_of_a_continued_text_are_no_more_than_its_prompt(toke
     assert sequence.statistics.num_tokens == 3 and sequence.output.num_tokens == 9
 
 
-def plain_step(token: int) -> Step:
-    return Step(Proposal.empty(), Acceptance((), token), 0.0, 0.0)
-
-
 def test_loop_proposer_observes_what_was_verified(tokenizer: Tokenizer) -> None:
     target, proposer = SpyTarget(VOCAB_SIZE), RandomTrees(5)
     run(tokenizer, target, proposer, Sampling(), StopRule(9))
     assert [tree for tree, _ in proposer.observed] == target.trees
-
-
-def test_loop_logprobs_come_with_their_tokens(tokenizer: Tokenizer) -> None:
-    target, sampling = SpyTarget(VOCAB_SIZE), Sampling(0.9, seed=4)
-    many = run(tokenizer, target, Oracle(target, sampling), sampling, StopRule(9), options=StepOptions(logprobs=True))
-    one = run(tokenizer, target, NoProposer(), sampling, StopRule(9), options=StepOptions(logprobs=True))
-    flat = [[x for chunk in made.chunks for x in chunk.logprobs] for made in (many, one)]
-    assert flat[0] == flat[1] and len(flat[0]) == 9 and max(flat[0]) < 0
 
 
 def test_loop_target_that_fails_stops_it_with_its_error(tokenizer: Tokenizer) -> None:
@@ -303,11 +243,6 @@ def test_loop_target_that_fails_stops_it_with_its_error(tokenizer: Tokenizer) ->
 
     with pytest.raises(RuntimeError, match="broken"):
         run(tokenizer, Broken(), NoProposer(), Sampling(), StopRule(3))
-
-
-def test_tree_outside_the_vocabulary_is_no_child_that_could_be_picked() -> None:
-    tree = TokenTree(np.array([99, -1], np.int32), np.array([0, 0], np.int32))
-    assert TableTarget().step(Context(PROMPT), tree, Sampling(), StepOptions()).path == ()
 
 
 def test_core_loads_neither_torch_nor_triton() -> None:

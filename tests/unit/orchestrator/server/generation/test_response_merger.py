@@ -22,14 +22,6 @@ def said(number: int, num_tokens: int) -> Tensors:
     }
 
 
-def test_one_sequence_is_sent_as_it_is() -> None:
-    for stream in (False, True):
-        sent: list[Tensors] = []
-        tensors = said(0, 3)
-        ResponseMerger(1, stream, sent.append).sender(0)(tensors)
-        assert sent == [tensors]
-
-
 def test_all_are_sent_in_one_response_in_order_whoever_ends_first() -> None:
     sent: list[Tensors] = []
     together = ResponseMerger(3, False, sent.append)

@@ -110,13 +110,6 @@ def test_responses_streamed_deltas_joined_are_the_whole_response(
     assert together["text_output"].startswith("once upon" if repeat_prompt else "")
 
 
-def test_responses_one_per_step_while_streaming() -> None:
-    streamed = responses_of(job_of(StopRule(6), True), [[5], [6, 7], [8, 9, 10]])
-    assert [r["output_ids"] for r in streamed] == [[5], [6, 7], [8, 9, 10]]
-    assert [r["step_lengths"] for r in streamed] == [[1], [2], [3]]
-    assert [r["cum_log_probs"] for r in streamed] == [[-1.0], [-1.5], [-3.0]]
-
-
 def test_responses_summary_by_hand() -> None:
     (whole,) = responses_of(job_of(StopRule(5), False), [[5], [6, 7], [8, 9, 10]])
     assert whole["output_ids"] == [5, 6, 7, 8, 9] and whole["step_lengths"] == [1, 2, 2]
@@ -125,11 +118,6 @@ def test_responses_summary_by_hand() -> None:
     assert whole["num_steps"] == [3]
     assert (whole["total_draft_tokens"], whole["total_accepted_draft_tokens"]) == ([6], [3])
     assert whole["acceptance_rate"] == [0.5]
-
-
-def test_responses_without_logprobs_or_stats_send_none_of_them() -> None:
-    (whole,) = responses_of(job_of(StopRule(2), False, options=StepOptions()), [[5], [6]])
-    assert set(whole) == DELTAS | SUMMARY
 
 
 def test_responses_stats_when_asked_are_json_on_the_last_response_alone() -> None:
@@ -151,14 +139,6 @@ def test_responses_deadline_sends_what_there_is(stream: bool, given_steps: list[
     assert whole["finish_reason"] == "deadline"
     assert whole["output_ids"] == [token for step in given_steps for token in step]
     assert sum("finish_reason" in r for r in sent) == 1
-
-
-def test_responses_prompt_is_repeated_once_even_when_nothing_follows() -> None:
-    for stream in (False, True):
-        sent = responses_of(
-            job_of(StopRule(9), stream, exclude_input_in_output=False), [], reason=FinishReason.CANCELLED
-        )
-        assert [r["text_output"] for r in sent] == ["once upon"]
 
 
 def test_responses_tensors_have_the_declared_types() -> None:

@@ -145,14 +145,6 @@ def test_detokenizer_output_that_completes_no_character_is_shown_in_time_and_as_
     assert max(counting.lengths) <= 2 * (MAX_HELD_IDS + 1)
 
 
-def test_detokenizer_shows_a_character_with_its_last_byte() -> None:
-    ids = DEMO.encode("漢").ids
-    assert len(ids) > 1  # or this test tests nothing
-    assert pieces_of(DEMO, [], ids) == ([""] * (len(ids) - 1) + ["漢"], "")
-    assert pieces_of(DEMO, ids[:1], ids[1:])[0][-1] == "漢"
-    assert pieces_of(DEMO, [], ids[:-1]) == ([""] * (len(ids) - 1), TORN)
-
-
 def test_detokenizer_special_tokens_give_no_text_and_tear_nothing() -> None:
     ids = DEMO.encode("a漢b").ids
     pieces, rest = pieces_of(DEMO, [], [EOS, *ids, EOS])
@@ -162,13 +154,6 @@ def test_detokenizer_special_tokens_give_no_text_and_tear_nothing() -> None:
 def test_detokenizer_space_of_a_word_tokenizer_is_kept_behind_a_prompt_and_dropped_without() -> None:
     assert pieces_of(FALLBACK, fallback_ids("<s>", "▁the"), fallback_ids("▁a", "▁the")) == ([" a", " the"], "")
     assert pieces_of(FALLBACK, fallback_ids("<s>"), fallback_ids("▁a", "▁the")) == (["a", " the"], "")
-
-
-def test_detokenizer_byte_fallback_prompt_that_ends_in_bytes_leaves_no_trace() -> None:
-    """Two emoji are eight ids: where the end of the prompt is cut must not tear the first."""
-    for num in range(1, 6):
-        prompt = fallback_ids("<s>", "▁the", "🙂" * num)
-        assert pieces_of(FALLBACK, prompt, fallback_ids("▁a", "🙂", "b")) == ([" a", "", "", "", "🙂", "b"], "")
 
 
 def test_detokenizer_byte_fallback_half_a_character_at_the_end_keeps_the_space_before_it() -> None:
@@ -278,23 +263,6 @@ def test_stop_filter_a_stop_that_is_complete_too_early_is_text_for_ever(
     assert (shown + stop_filter.flush(), stop_filter.has_stopped) == expected
 
 
-@settings(max_examples=400)
-@given(
-    st.lists(st.text("ab", max_size=4), max_size=8),
-    st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
-)
-def test_stop_filter_holds_back_the_longest_beginning_of_a_stop_and_no_more(
-    pieces: list[str], strings: list[str]
-) -> None:
-    stop_filter, shown, text = StopFilter(strings), "", ""
-    for piece in pieces:
-        shown, text = shown + stop_filter.push(piece), text + piece
-        if stop_filter.has_stopped:
-            return
-        longest = max((n for s in strings for n in range(len(s)) if text.endswith(s[:n])), default=0)
-        assert shown == text[: len(text) - longest]
-
-
 # The end of a request
 
 
@@ -375,40 +343,6 @@ def test_output_end_does_not_depend_on_the_steps(
 IDS = DEMO.encode("one two three four").ids
 
 
-def test_output_stop_string_inside_an_accepted_chunk_drops_what_stands_behind() -> None:
-    ids, text, reason, _ = output_of(StopRule(99, strings=("two",)), [IDS])
-    assert (text, reason) == ("one ", FinishReason.STOP)
-    assert DEMO.decode(ids).endswith("two") and len(ids) < len(IDS)
-
-
-def test_output_stop_id_counts_as_a_token_and_gives_no_text() -> None:
-    ids, text, reason, _ = output_of(StopRule(99, frozenset([EOS])), [[*IDS[:2], EOS, *IDS[2:]]])
-    assert (ids, text, reason) == ([*IDS[:2], EOS], DEMO.decode(IDS[:2]), FinishReason.STOP)
-
-
-def test_output_max_tokens_inside_an_accepted_chunk_is_the_length() -> None:
-    ids, text, reason, _ = output_of(StopRule(2), [IDS])
-    assert (ids, text, reason) == (IDS[:2], DEMO.decode(IDS[:2]), FinishReason.LENGTH)
-
-
-@pytest.mark.parametrize("rule", [StopRule(2, strings=(DEMO.decode(IDS[:2])[-2:],)), StopRule(2, frozenset([IDS[1]]))])
-def test_output_stop_on_the_last_token_allowed_is_a_stop(rule: StopRule) -> None:
-    assert output_of(rule, [IDS])[2] == FinishReason.STOP
-
-
-def test_output_beginning_of_a_stop_is_held_back_and_comes_with_the_end() -> None:
-    rule = StopRule(len(IDS), strings=("four!",))
-    _, text, reason, steps = output_of(rule, [[token] for token in IDS])
-    assert (text, reason) == ("one two three four", FinishReason.LENGTH)
-    assert "".join(steps[:-1]) == "one two three "
-
-
-def test_output_half_a_character_at_the_end_is_shown_as_such() -> None:
-    ids = DEMO.encode("漢").ids[:-1]
-    assert output_of(StopRule(len(ids)), [ids])[1] == TORN
-    assert output_of(StopRule(99, frozenset([EOS])), [[*ids, EOS]])[1] == TORN
-
-
 @pytest.mark.parametrize("reason", [FinishReason.CANCELLED, FinishReason.DEADLINE])
 def test_output_close_gives_out_what_was_held_back(reason: FinishReason) -> None:
     output = Output(DEMO, [], StopRule(99, strings=("four!",)))
@@ -423,9 +357,3 @@ def test_output_first_end_stays_and_nothing_comes_behind_it() -> None:
     assert output.close(FinishReason.CANCELLED) == ""
     assert output.push(IDS) == Chunk("", [], [])
     assert (output.finish, output.num_tokens) == (FinishReason.STOP, 2)
-
-
-def test_output_stop_string_that_began_in_the_prompt_ends_nothing() -> None:
-    output = Output(DEMO, DEMO.encode("sto").ids, StopRule(99, strings=("stop",)))
-    assert output.push(DEMO.encode("p it").ids).text == "p it"
-    assert output.finish is None

@@ -9,7 +9,6 @@ import pytest
 from tokenizers import Tokenizer
 
 from orchestrator.core.errors import RequestError
-from orchestrator.core.noise import child_seed
 from orchestrator.server.request_builder import RequestBuilder
 from tests.support.request_building import EOS, built, refusal
 
@@ -65,9 +64,3 @@ def test_what_cannot_be_continued_is_refused(builder: RequestBuilder, inputs: di
 def test_output_that_has_ended_is_not_continued(builder: RequestBuilder, generated: list[int], why: str) -> None:
     with pytest.raises(RequestError, match=f"already end the output: {why}"):
         built(builder, generated_ids=generated).sequence(0, builder.checkpoint.tokenizer)
-
-
-def test_sequence_index_has_the_seed_of_that_sequence(builder: RequestBuilder) -> None:
-    assert built(builder, seed=3, sequence_index=2).sampling_of(0).seed == child_seed(3, 2)
-    assert built(builder, seed=3, sequence_index=2).sampling_of(1).seed == child_seed(3, 3)
-    assert built(builder, seed=3).sampling_of(0).seed == 3

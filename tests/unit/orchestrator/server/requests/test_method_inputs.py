@@ -16,24 +16,10 @@ from tests.support.request_building import CONTEXT, DEPLOYMENT, built, refusal
 from tests.support.tiny_models import VOCAB_SIZE
 
 
-def test_job_num_draft_tokens_is_the_draft_length_and_the_json_goes_before_it(builder: RequestBuilder) -> None:
-    assert built(builder, num_draft_tokens=5).plan.config.draft_len == 5
-    assert built(builder, num_draft_tokens=5, speculation_config='{"draft_len": 2}').plan.config.draft_len == 2
-    assert built(builder, num_draft_tokens=0).plan.config.draft_len == 128
-    assert built(builder, num_draft_tokens=0, speculation="prompt_lookup").plan.config.draft_len == 20
-    assert built(builder, num_draft_tokens=5, speculation="none").plan.method == "none"
-
-
 def test_job_max_nodes_is_the_smaller_of_the_deployment_s_and_the_request_s(builder: RequestBuilder) -> None:
     for asked, allowed in ((None, 16), (3, 3), (0, 0), (100, 16)):
         job = built(builder, **({} if asked is None else {"speculation_config": json.dumps({"max_nodes": asked})}))
         assert job.limits.budget(Context(job.prompt)).max_nodes == allowed
-
-
-def test_job_drafter_that_is_not_loaded_is_refused_with_its_key(builder: RequestBuilder) -> None:
-    assert built(builder, speculation="draft_model").plan.method == "draft_model"
-    said = refusal(replace(builder, drafters=frozenset()), speculation="draft_model")
-    assert "'draft_model' needs the drafter 'draft'" in said and "key draft in the deployment file" in said
 
 
 def test_job_prediction_is_read_and_chooses_its_method(builder: RequestBuilder) -> None:

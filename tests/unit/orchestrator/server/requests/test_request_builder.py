@@ -105,10 +105,6 @@ def test_tokens_that_a_sequence_may_come_to_are_known_before_the_request_is_chec
     assert builder.most_tokens(read({}, json.dumps(inputs))) == most
 
 
-def test_job_speculation_empty_is_the_default_method(builder: RequestBuilder) -> None:
-    assert built(builder, speculation="", speculation_config="").plan.method == DEPLOYMENT.default_speculation
-
-
 @pytest.mark.parametrize(("end_id", "ids"), [(7, {7}), (-1, set())])
 def test_job_end_id_replaces_the_checkpoint_s_and_a_negative_one_ends_nothing(
     builder: RequestBuilder, end_id: int, ids: set[int]
@@ -121,10 +117,6 @@ def test_job_stream_where_one_response_is_all_that_can_be_sent_is_refused(builde
     assert built(unary).inputs.stream is built(unary, stream=False).inputs.stream is False
     said = refusal(unary, stream=True)
     assert "stream must be false" in said and "'speculative'" in said and "(input stream)" in said
-
-
-def test_job_exclude_input_true_and_absent_are_the_same(builder: RequestBuilder) -> None:
-    assert built(builder, exclude_input_in_output=True).inputs.exclude_input_in_output
 
 
 @pytest.mark.parametrize(
@@ -220,11 +212,6 @@ def test_job_bad_input_says_what_value_allowed_and_where(
     assert all(word in said for word in words), said
 
 
-def test_job_without_any_input_is_an_empty_prompt(builder: RequestBuilder) -> None:
-    with pytest.raises(RequestError, match="the prompt is empty"):
-        builder.build(read({}, ""))
-
-
 def test_job_prompt_that_fills_the_context_but_one_leaves_one_token(builder: RequestBuilder) -> None:
     assert built(builder, text_input="a" * (CONTEXT - 1)).limits.max_tokens == 1
     assert "1..1" in refusal(builder, text_input="a" * (CONTEXT - 1), max_tokens=2)
@@ -233,16 +220,6 @@ def test_job_prompt_that_fills_the_context_but_one_leaves_one_token(builder: Req
 def test_job_input_ids_are_the_prompt_and_its_text_is_decoded(builder: RequestBuilder) -> None:
     job = built(builder, text_input="", input_ids=[3, 2, 1], exclude_input_in_output=False)
     assert (job.prompt, job.prompt_text) == ([3, 2, 1], "cba")
-
-
-def test_job_ids_are_counted_before_each_is_looked_at_and_decoded_only_for_who_reads_the_text(
-    builder: RequestBuilder,
-) -> None:
-    assert built(builder, text_input="", input_ids=[3, 2, 1]).prompt_text == ""
-    said = refusal(builder, text_input="", input_ids=[-1] * CONTEXT)
-    allowed = f"at most {CONTEXT - 1} allowed (context of the target, input input_ids)"
-    assert said == f"the prompt has {CONTEXT} tokens, {allowed}"
-    assert "already end the output" in refusal(builder, max_tokens=2, generated_ids=[-1] * 3)
 
 
 def test_job_text_that_the_tokenizer_knows_and_the_model_does_not_is_refused(builder: RequestBuilder) -> None:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from orchestrator.core.errors import RequestError
 from orchestrator.core.noise import child_seed
-from orchestrator.core.sampling_params import NO_LOGITS_OPTIONS, Grammar, Rule, Sampling
+from orchestrator.core.sampling_params import NO_LOGITS_OPTIONS, Grammar, Sampling
 from orchestrator.server.inputs import read
 from orchestrator.server.request_builder import RequestBuilder
 from orchestrator.server.sampling_inputs import sampling_of
-from tests.support.request_building import DEPLOYMENT, EOS, built, refusal
+from tests.support.request_building import EOS, built
 
 
 def sampled(inputs: dict[str, Any]) -> Sampling:
@@ -47,23 +47,6 @@ def test_sampling_defaults(inputs: dict[str, Any], expected: Sampling) -> None:
     assert replace(sampled(inputs), seed=0) == expected
 
 
-def test_sampling_penalties_and_the_like_as_given() -> None:
-    inputs = {
-        "temperature": 0.5, "typical_p": 0.25, "repetition_penalty": 1.5, "presence_penalty": -1.0,
-        "frequency_penalty": 2.0, "min_length": 3, "rule": "typical", "typical_epsilon": 0.5, "typical_delta": 0.25,
-    }  # fmt: skip
-    expected = Sampling(0.5, 0, 1.0, 0.0, 0.25, 1.5, -1.0, 2.0, 3, 0.5, 0.25, rule=Rule.TYPICAL)
-    assert replace(sampled(inputs), seed=0) == expected
-    assert sampled({"typical_p": 0.0}).typical_p == 1.0
-    assert sampled({"min_tokens": 2, "min_length": 3}).min_tokens == 2
-
-
-def test_sampling_use_draft_logits_means_rejection() -> None:
-    assert sampled({"use_draft_logits": True}).rule is Rule.REJECTION
-    assert sampled({"use_draft_logits": True, "rule": "rejection"}).rule is Rule.REJECTION
-    assert sampled({"use_draft_logits": False, "rule": ""}).rule is Rule.COUPLED
-
-
 def test_job_edits_by_ids_and_by_words(builder: RequestBuilder) -> None:
     """The tokenizer of these tests has a token per byte."""
     ids = {char: builder.checkpoint.tokenizer.encode(char).ids for char in "abc"}
@@ -85,24 +68,11 @@ def test_job_grammar_and_ends(builder: RequestBuilder) -> None:
     assert not built(builder).sampling.needs_logits_processors
 
 
-def test_job_structured_output_can_be_switched_off(builder: RequestBuilder) -> None:
-    strict = replace(builder, config=DEPLOYMENT.model_copy(update={"structured_output": False}))
-    said = refusal(strict, guided_decoding_guide_type="json")
-    assert "guided_decoding_guide_type is not served here" in said and "structured_output = false" in said
-    assert built(strict, temperature=0.5).sampling.logits_options.grammar is None
-
-
 def test_job_sequences_have_seeds_of_their_own(builder: RequestBuilder) -> None:
     job = built(builder, num_return_sequences=3, seed=7)
     assert job.num_sequences == 3 and built(builder, num_return_sequences=0).num_sequences == 1
     assert [job.sampling_of(i).seed for i in range(3)] == [7, child_seed(7, 1), child_seed(7, 2)]
     assert replace(job.sampling_of(2), seed=7) == job.sampling
-
-
-def test_sampling_seed_as_given_under_either_name() -> None:
-    assert sampled({"seed": 2**64 - 1}).seed == 2**64 - 1
-    assert sampled({"random_seed": 5}).seed == 5
-    assert sampled({"seed": 0, "random_seed": 5}).seed == 0
 
 
 def test_sampling_without_a_seed_draws_a_new_one() -> None:
