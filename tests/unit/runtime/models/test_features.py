@@ -17,7 +17,6 @@ from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import HiddenStates, StepOptions
 from runtime.models.fused import fuse_norms
 from tests.support.engines import EngineTarget, make_paged, start_target
-from tests.support.launches import count
 from tests.support.tiny_models import VOCAB_SIZE, make_tiny_target
 
 RNG = np.random.default_rng(3)
