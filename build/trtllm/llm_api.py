@@ -1,17 +1,20 @@
-"""`python -m build.trtllm.llm_api`: a folder for engine = "llm_api" (TensorRT-LLM's PyTorch backend), ready to serve.
+"""`python -m build.trtllm.llm_api`: a folder for engine = "llm_api", and the command of `trtllm-serve --grpc` for it.
 
 It reads the file of the compiled engines, and ignores the keys that only those have, the GPU above all. The draft
-length and all else here are fixed when the server starts: a request cannot choose.
-EXPERIMENTAL: names are checked against a table compiled from sources and documentation; no LLM has been made from one.
+length and all else here are fixed when trtllm-serve starts: a request cannot choose.
+EXPERIMENTAL: names are checked against NVIDIA's published contract; no server has been started with one.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -19,23 +22,24 @@ from build.trtllm.engines import LEAST_NUM_TOKENS
 from build.trtllm.modes import MODES, MOST_NODES
 from build.trtllm.record import copy_small_files
 from build.trtllm.spec import CHECKPOINTS, EngineSpec
-from build.trtllm.versions import DEFAULT, find_release
+from build.trtllm.versions import LLM_DEFAULT, find_llm_release
 from orchestrator.core.declarations import Declaration, read_toml, validate
 from orchestrator.core.deployment.checkpoint import read_checkpoint
 from orchestrator.core.deployment.config import resolved
 from orchestrator.core.deployment.engine_manifest import LlmManifest
 from orchestrator.core.errors import ConfigError, unknown_name
 
-Value = str | int | bool
+#: The file of options beside llm_api.json; JSON is YAML.
+OPTIONS = "options.yaml"
 
 
 class LlmApiSpec(Declaration):
     """What the LLM API runs; EngineSpec describes the keys that compiled engines share."""
 
-    #: the drafting method: one of the server's, or mtp
+    #: the drafting method: one of the server's, or one that only TensorRT-LLM has (mtp, pard, dflash)
     method: str = "none"
     target: str = ""
-    #: checkpoint of the draft model or of the EAGLE-3 head; empty for the other methods
+    #: checkpoint of the draft model or head (draft_model, eagle3, pard, dflash); empty for the other methods
     drafter: str = ""
     num_gpus: int = Field(1, ge=1, le=64)
     #: GPUs that share each layer; 0 = num_gpus
@@ -47,121 +51,74 @@ class LlmApiSpec(Declaration):
     draft_len: int = Field(0, ge=0, le=MOST_NODES)
     #: longest n-gram that prompt_lookup looks for
     max_ngram: int = Field(3, ge=1)
-    trtllm_version: str = DEFAULT
-
-
-@dataclass(frozen=True)
-class LlmSpeculation:
-    """How an LLM drafts. fields: arguments of the class `class_name`. llm: further arguments of LLM()."""
-
-    class_name: str
-    decoding_type: str
-    fields: dict[str, Value]
-    llm: dict[str, bool]
-
-    @property
-    def speculative_config(self) -> dict[str, Value]:
-        """The configuration as a plain dict, as in YAML."""
-        return {"decoding_type": self.decoding_type, **self.fields}
-
-    @property
-    def draft_len(self) -> int:
-        """How many draft tokens a pass verifies."""
-        return int(self.fields.get("max_draft_len", self.fields.get("num_nextn_predict_layers", 0)))
+    #: requests share KV blocks; false serves requests with a cache_salt, too
+    block_reuse: bool = True
+    #: requests above temperature 0 beside drafts
+    sampling: bool = False
+    trtllm_version: str = LLM_DEFAULT
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """One method. old_type, new_type: its decoding type in the releases _OLD and _NEW. draft_len: the default."""
+    """One method by its decoding_type. draft_len: the default, which for heads is our choice."""
 
-    class_name: str
-    old_type: str
-    new_type: str
-    draft_len: int
+    decoding_type: str
+    draft_len: int = 4
     has_drafter: bool = False
     overlaps: bool = True
 
 
-# Inferred: the class of 1.2 for the type Eagle3, which our sources write as EagleDecodingConfig/Eagle3; the dict names
-# the type only. EAGLE-3's default length is our choice.
 _KINDS = {
-    "draft_model": _Kind(
-        "DraftTargetDecodingConfig",
-        "DraftTarget",
-        "Draft_Target",
-        MODES["draft_model"].draft_len,
-        has_drafter=True,
-        overlaps=False,
-    ),
-    "eagle3": _Kind("EagleDecodingConfig", "Eagle", "Eagle3", 4, has_drafter=True),
-    "mtp": _Kind("MTPDecodingConfig", "MTP", "MTP", 1),
-    "prompt_lookup": _Kind("NGramDecodingConfig", "NGram", "NGram", MODES["prompt_lookup"].draft_len, overlaps=False),
+    "draft_model": _Kind("Draft_Target", MODES["draft_model"].draft_len, has_drafter=True, overlaps=False),
+    "eagle3": _Kind("Eagle3", has_drafter=True),
+    "mtp": _Kind("MTP", 1),
+    "pard": _Kind("PARD", has_drafter=True),
+    "dflash": _Kind("DFlash", has_drafter=True),
+    "prompt_lookup": _Kind("NGram", MODES["prompt_lookup"].draft_len, overlaps=False),
+    "suffix": _Kind("SA", MODES["suffix"].draft_len),
 }
 _COMPILED = "its type is for compiled engines only (python -m build.trtllm)"
 _NO_TYPE = "the LLM API has no decoding type for it"
-_NOT_RUN = {
+_REFUSED = {
     "medusa": _COMPILED,
     "lookahead": _COMPILED,
-    "eagle": f"EAGLE-1 is run by compiled engines, the PyTorch backend is known to run EAGLE-3 ({_COMPILED})",
-    "eagle2": "its dynamic tree came after 1.2.1",
+    "eagle": f"the PyTorch backend runs EAGLE-3 (method eagle3); EAGLE-1: {_COMPILED}",
+    "eagle2": "the PyTorch backend runs EAGLE-3 (method eagle3)",
     "redrafter": _NO_TYPE,
     "ngram": f"{_NO_TYPE}; its NGram looks up the prompt (method prompt_lookup)",
-    "suffix": _NO_TYPE,
     "jacobi": _NO_TYPE,
     "recycling": _NO_TYPE,
     "predicted": _NO_TYPE,
     "auto": "it chooses among the drafts of this server at each step",
-    "none": "LLM() without a speculative_config does it",
 }
-#: Releases with the old and with the new names.
-_OLD, _NEW = ("1.0.0", "1.1.0"), ("1.2.0", "1.2.1")
 
 
-def speculation(spec: LlmApiSpec) -> LlmSpeculation:
-    """Return the speculation of a spec; raises ConfigError, with the reason, when the release lacks it."""
-    kind = _kind(spec)
-    is_old = spec.trtllm_version in _OLD
-    length = spec.draft_len or kind.draft_len
-    if spec.method == "mtp" and length > 1 and is_old:
-        raise ConfigError(f"draft_len must be 1 for method mtp before 1.2, got {length} (key trtllm_version)")
-    return LlmSpeculation(
-        kind.class_name,
-        kind.old_type if is_old else kind.new_type,
-        _fields(spec, length),
-        {} if kind.overlaps else {"disable_overlap_scheduler": True},
-    )
-
-
-def _kind(spec: LlmApiSpec) -> _Kind:
-    if spec.trtllm_version not in (*_OLD, *_NEW):
-        raise ConfigError(
-            f"the LLM API's names in TensorRT-LLM {spec.trtllm_version} are not known here "
-            f"(known: {', '.join((*_OLD, *_NEW))}; key trtllm_version)"
-        )
-    if spec.method in _NOT_RUN:
-        raise ConfigError(f"method {spec.method!r} is not for the LLM API: {_NOT_RUN[spec.method]} (key method)")
+def speculative_config(spec: LlmApiSpec) -> dict[str, Any]:
+    """Return the speculative_config of a spec, {} for the method none; raises ConfigError, with the reason."""
+    if spec.method == "none":
+        _check_drafter(spec, False)
+        return {}
+    if spec.method in _REFUSED:
+        raise ConfigError(f"method {spec.method!r} is not for the LLM API: {_REFUSED[spec.method]} (key method)")
     if spec.method not in _KINDS:
         raise ConfigError(unknown_name("method", spec.method, _KINDS, "key method"))
     kind = _KINDS[spec.method]
-    if bool(spec.drafter) is not kind.has_drafter:
-        rule = "name a checkpoint" if kind.has_drafter else "be empty"
-        raise ConfigError(f"drafter must {rule} for method {spec.method}, got {spec.drafter!r} (key drafter)")
-    return kind
-
-
-def _fields(spec: LlmApiSpec, length: int) -> dict[str, Value]:
-    """Return the arguments of the class."""
-    if spec.method == "mtp":  # the heads are in the target's checkpoint; each layer drafts one token
-        return {"num_nextn_predict_layers": length}
-    if spec.method != "prompt_lookup":
-        # All releases know this name; `speculative_model` came later.
-        return {"max_draft_len": length, "speculative_model_dir": spec.drafter}
-    return {
-        "max_draft_len": length,
-        "max_matching_ngram_size": spec.max_ngram,
+    _check_drafter(spec, kind.has_drafter)
+    config: dict[str, Any] = {"decoding_type": kind.decoding_type, "max_draft_len": spec.draft_len or kind.draft_len}
+    if kind.has_drafter:
+        config["speculative_model"] = spec.drafter
+    if spec.method == "prompt_lookup":
         # By default all requests share a pool: from timing and drafts, a client could infer other clients' texts.
-        "is_public_pool": False,
-    }
+        config |= {"max_matching_ngram_size": spec.max_ngram, "is_public_pool": False}
+    if spec.sampling:  # otherwise sampled requests are drawn greedily beside drafts
+        config["allow_advanced_sampling"] = True
+    return config
+
+
+def _check_drafter(spec: LlmApiSpec, has_drafter: bool) -> None:
+    if bool(spec.drafter) is not has_drafter:
+        rule = "name a checkpoint" if has_drafter else "be empty"
+        raise ConfigError(f"drafter must {rule} for method {spec.method}, got {spec.drafter!r} (key drafter)")
 
 
 # These keys would change the model, but the LLM API serves a checkpoint as it is, quantised or not.
@@ -189,40 +146,53 @@ def load_llm_spec(file: Path) -> LlmApiSpec:
     return spec.model_copy(update={key: resolved(getattr(spec, key), folder, where(key)) for key in CHECKPOINTS})
 
 
-def manifest_of(spec: LlmApiSpec) -> LlmManifest:
+def manifest_of(spec: LlmApiSpec, port: int = 8010) -> LlmManifest:
     """Return the content of llm_api.json; raises ConfigError when the release or the checkpoint cannot run the spec."""
-    checkpoint = read_checkpoint(spec.target)
-    found = speculation(spec) if spec.method != "none" else None
-    max_seq_len = min(spec.max_seq_len, checkpoint.max_positions)
-    draft_len = found.draft_len if found else 0
+    release = find_llm_release(spec.trtllm_version)
+    checkpoint, config = read_checkpoint(spec.target), speculative_config(spec)
+    max_seq_len, draft_len = min(spec.max_seq_len, checkpoint.max_positions), config.get("max_draft_len", 0)
+    tensor_parallel = spec.tensor_parallel or spec.num_gpus
+    options: dict[str, Any] = {
+        # A prompt longer than max_num_tokens is refused unless it may be computed in parts.
+        "enable_chunked_prefill": True,
+        "kv_cache_config": {"enable_block_reuse": spec.block_reuse},
+    }
+    if config:
+        options["speculative_config"] = config
+        options["disable_overlap_scheduler"] = not _KINDS[spec.method].overlaps
+    flags = {
+        "--host": "0.0.0.0",
+        "--port": port,
+        "--config": OPTIONS,
+        "--tp_size": tensor_parallel,
+        "--max_batch_size": spec.max_batch_size,
+        "--max_num_tokens": max(LEAST_NUM_TOKENS, spec.max_batch_size * (draft_len + 1)),
+        "--max_seq_len": max_seq_len + draft_len,  # inferred: room for the drafts, as the builder makes it
+    }
+    words = [word for name, value in flags.items() for word in (name, str(value))]
     return LlmManifest(
         method=spec.method,
-        model=spec.target,
-        config_class=found.class_name if found else "",
-        speculative_config=dict(found.speculative_config) if found else {},
-        keywords={
-            "backend": "pytorch",
-            "tensor_parallel_size": spec.tensor_parallel or spec.num_gpus,
-            "max_batch_size": spec.max_batch_size,
-            "max_seq_len": max_seq_len + draft_len,  # inferred: room for the drafts, as the builder makes it
-            # A prompt longer than max_num_tokens is refused unless it may be computed in parts.
-            "max_num_tokens": max(LEAST_NUM_TOKENS, spec.max_batch_size * (draft_len + 1)),
-            "enable_chunked_prefill": True,
-            **(found.llm if found else {}),
-        },
+        command=["trtllm-serve", spec.target, "--grpc", *words],
+        options=options,
         trtllm_version=spec.trtllm_version,
-        image=find_release(spec.trtllm_version).image,
+        image=release.image,
+        tensor_parallel=tensor_parallel,
         vocab_size=checkpoint.vocab_size,
         max_seq_len=max_seq_len,
+        engine_seq_len=max_seq_len + draft_len,
         max_draft_len=draft_len,
+        block_reuse=spec.block_reuse,
+        samples=spec.sampling,
     )
 
 
-def write_folder(spec: LlmApiSpec, out: Path) -> Path:
-    """Write llm_api.json and the target's small files to `out`; return llm_api.json. Raises as `manifest_of` does."""
-    manifest = manifest_of(spec)
+def write_folder(spec: LlmApiSpec, out: Path, port: int = 8010) -> LlmManifest:
+    """Write llm_api.json, the options and the target's small files to `out`. Raises as `manifest_of` does."""
+    manifest = manifest_of(spec, port)
     copy_small_files(Path(read_checkpoint(spec.target).tokenizer_file).parent, out)
-    return manifest.write(out)
+    (out / OPTIONS).write_text(json.dumps(manifest.options, indent=1) + "\n", encoding="utf-8")
+    manifest.write(out)
+    return manifest
 
 
 def parser() -> argparse.ArgumentParser:
@@ -230,17 +200,19 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m build.trtllm.llm_api", description=__doc__)
     made.add_argument("file", type=Path, metavar="FILE", help="the engines, in TOML")
     made.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder: serving.toml's target")
+    made.add_argument("--port", type=int, default=8010, help="where trtllm-serve listens (%(default)s)")
     return made
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the folder; return the exit status."""
+    """Write the folder and print the server's command; return the exit status."""
     options = parser().parse_args(arguments)
     try:
-        print(write_folder(load_llm_spec(options.file), options.out))
+        manifest = write_folder(load_llm_spec(options.file), options.out, options.port)
     except (ConfigError, OSError) as error:
         print(f"trtllm: {error}", file=sys.stderr)
         return 2
+    print(f"# in {manifest.image}\ncd {shlex.quote(str(options.out))} && {shlex.join(manifest.command)}")
     return 0
 
 

@@ -93,7 +93,13 @@ _ALL = (
         engine_config=_AS_BUILT,
     ),
     Method("ngram", "ngram:Ngram", "ngram:NgramConfig"),
-    Method("suffix", "native_methods:suffix", "suffix:SuffixConfig", branches="tree true"),
+    Method(
+        "suffix",
+        "native_methods:suffix",
+        "suffix:SuffixConfig",
+        branches="tree true",
+        engine_config=_AS_BUILT,
+    ),
     Method(
         "lookahead",
         "lookahead:Lookahead",
@@ -133,7 +139,7 @@ _ALL = (
         build_mode="explicit_draft_tokens",
         engine_config=_AS_BUILT,
     ),
-    Method("mtp", engine_config=_AS_BUILT),
+    *(Method(name, engine_config=_AS_BUILT) for name in ("mtp", "pard", "dflash")),
 )
 
 METHODS: Mapping[str, Method] = {method.name: method for method in _ALL}

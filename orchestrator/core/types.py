@@ -136,7 +136,7 @@ class Acceptance:
     path: the a accepted nodes, root not included, each the child of the one before it.
     next_token: the bonus or recovered token; it becomes the new root.
     target_tokens: (m + 1,) int32, the target's own token at every node.
-    logprobs: (a + 1,) float64, the log probability of each emitted token.
+    logprobs: (a + 1,) float64, the log probability of each emitted token, those of engine_speculation included.
     top_ids, top_logprobs: (a + 1, n) int32 and float64, the n most probable tokens of each position, the best first.
     features: (r, width) float32, the hidden states of the positions from features_start on.
     queue_us, forward_us, verify_us: microseconds of waiting for the pass, of the forward pass, and of verification.

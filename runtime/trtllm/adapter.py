@@ -16,12 +16,13 @@ class Stream:
     """A request whose tokens the engine sends pass by pass; tokens beyond one call's answer wait for the next call.
 
     key: the options that a later call must share to continue the stream. room: how many tokens may still come.
-    num_passes: passes already reported to calls.
+    num_passes, num_drafted: passes and draft tokens already reported to calls.
     """
 
     key: object
     room: int
     num_passes: int = 0
+    num_drafted: int = 0
 
 
 class EngineRequest(NamedTuple):

@@ -181,7 +181,7 @@ _ENGINE_SIDE_LACKS = dict.fromkeys(
 _BACKEND_LACKS = dict.fromkeys(_EDITS, _OUTPUT_UNKNOWN) | {
     LOGPROBS: "whole vocabularies of logits would have to come from another Triton model"
 }
-_LLM_LACKS = _LACKS | dict.fromkeys((*_EDITS, LOGPROBS), "it is not established for the LLM API")
+_LLM_LACKS = _LACKS | dict.fromkeys(_EDITS, "it is not established for the LLM API")
 
 
 #: What all engines that sample by themselves and take no drafts have in common.
@@ -239,10 +239,16 @@ def backend_capabilities(manifest: Manifest) -> Capabilities:
 
 def llm_capabilities(manifest: LlmManifest) -> Capabilities:
     """Return what the LLM API can serve: it drafts by itself, with one method, or not at all (method "none")."""
+    drafts, lacks = manifest.method != "none", _LLM_LACKS
+    if drafts:
+        lacks = {**_LLM_LACKS, LOGPROBS: "it is not established for drafts of the LLM API"}
+    if drafts and not manifest.samples:
+        lacks["temperature"] = "trtllm-serve drafts for greedy requests only (sampling = true in the engines' file)"
     return replace(
         _SAMPLING_ENGINE,
+        logprobs=not drafts,
         reason="TensorRT-LLM's LLM API samples by itself and takes no drafts",
-        lacks=_LLM_LACKS if manifest.method == "none" else _LACKS | _ENGINE_SIDE_LACKS,
+        lacks=lacks,
         engine_method=manifest.method,
     )
 

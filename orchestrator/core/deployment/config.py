@@ -66,6 +66,8 @@ class ServingConfig(Declaration):
     # Engine
     #: what runs the models: `torch`, or one of the three ways to run TensorRT-LLM (docs/tensorrt-llm.md)
     engine: Engine = "torch"
+    #: host and port of `trtllm-serve --grpc`, for the engine `llm_api`
+    llm_api_address: str = "127.0.0.1:8010"
     #: where the models run; `cuda:N` is the GPU with the number N
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$", description="cpu, cuda or cuda:N")
     #: the number format of the weights and the computation; `float64` is the exact test mode (docs/numerics.md)

@@ -141,24 +141,25 @@ LLM_NAME = "llm_api.json"
 
 
 class LlmManifest(Declaration):
-    """What the LLM API runs.
+    """What `trtllm-serve --grpc` runs.
 
-    method: how it drafts; "none": it does not. model: the checkpoint.
-    config_class, speculative_config: the release's class for the speculation, and its fields, with decoding_type; empty
-    for the method none. keywords: the other arguments of LLM().
-    max_draft_len: draft tokens that a pass verifies. max_seq_len: maximum tokens of prompt and output.
+    method: how it drafts; "none": it does not. command: the words of its command line; options: its --config file.
+    max_draft_len: draft tokens that a pass verifies. max_seq_len: maximum tokens of prompt and output; engine_seq_len:
+    with room for the drafts. block_reuse: whether requests share KV blocks. samples: whether it draws with drafts.
     """
 
     method: str
-    model: str
-    config_class: str
-    speculative_config: dict[str, Any]
-    keywords: dict[str, Any]
+    command: list[str]
+    options: dict[str, Any]
     trtllm_version: str
     image: str
+    tensor_parallel: int
     vocab_size: int
     max_seq_len: int
+    engine_seq_len: int
     max_draft_len: int
+    block_reuse: bool
+    samples: bool
 
     @property
     def max_input_len(self) -> int:

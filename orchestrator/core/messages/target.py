@@ -157,7 +157,8 @@ def pack_answer(answer: Acceptance | list[Step]) -> Tensors:
 def unpack_acceptance(tensors: Incoming, tree: TokenTree) -> Acceptance:
     """Unpack the answer to a target step; raise EngineError if a tensor is invalid, or the path is not in the tree."""
     path = checked_path(ids(tensors, "path").tolist(), tree)
-    logprobs, top_ids, top_logprobs = unpack_logprobs(tensors, len(path) + 1)
+    inside = unpack_engine_speculation_result(tensors)
+    logprobs, top_ids, top_logprobs = unpack_logprobs(tensors, len(path) + 1 + (len(inside.extra) if inside else 0))
     return Acceptance(
         path,
         scalar(tensors, "next_token"),
@@ -170,7 +171,7 @@ def unpack_acceptance(tensors: Incoming, tree: TokenTree) -> Acceptance:
         forward_us=scalar(tensors, "forward_us", 0),
         num_in_pass=scalar(tensors, "num_in_pass", 1),
         num_cached_tokens=scalar(tensors, "num_cached_tokens", 0),
-        engine_speculation=unpack_engine_speculation_result(tensors),
+        engine_speculation=inside,
         queue_us=scalar(tensors, "queue_us", 0),
         verify_us=scalar(tensors, "verify_us", 0),
         node_top_ids=table(tensors, "node_top_ids", np.int32, 2, tree.num_nodes + 1),

@@ -1,8 +1,7 @@
-"""Builds engine = "llm_api": a warm client of an LLM, from the folder that `python -m build.trtllm.llm_api` writes."""
+"""Builds engine = "llm_api": a client of `trtllm-serve --grpc`, from the folder that `build.trtllm.llm_api` writes."""
 
 from __future__ import annotations
 
-import importlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,62 +9,52 @@ from typing import Any
 from orchestrator.core.deployment.capabilities import llm_capabilities
 from orchestrator.core.deployment.config import ServingConfig
 from orchestrator.core.deployment.engine_manifest import LlmManifest, read_llm_manifest
-from orchestrator.core.errors import ConfigError, first_line
+from orchestrator.core.errors import ConfigError, Unavailable
 from orchestrator.core.messages.target import StepRequest
 from runtime.engine.build_engines import ModelCaller
 from runtime.trtllm.client import TrtllmClient
-from runtime.trtllm.executor.build_executor import start_target
-from runtime.trtllm.llm_api.adapter import LlmAdapter
-from runtime.trtllm.llm_api.transport import LlmTransport
 
 log = logging.getLogger(__name__)
 
+#: How long to wait for trtllm-serve, which loads its model meanwhile.
+START_LIMIT_S = 1800.0
+
 
 def build_target(config: ServingConfig, caller: ModelCaller) -> tuple[TrtllmClient[StepRequest], LlmManifest]:
-    """Make the LLM and start its client; raises ConfigError when it cannot be served."""
+    """Wait for the server and start its client; raises ConfigError when it is another than the folder says."""
     manifest = read_llm_manifest(Path(config.target))
-    llmapi = _library(manifest)
-    log.warning(
-        "engine = 'llm_api' (method %s) is EXPERIMENTAL: it has never been run with the library", manifest.method
-    )
-    capabilities = llm_capabilities(manifest)
-    transport = LlmTransport(_llm(llmapi, manifest, config))
-    return start_target(transport, LlmAdapter(llmapi, manifest, capabilities), capabilities), manifest
-
-
-def _library(manifest: LlmManifest) -> Any:
+    if manifest.block_reuse and not config.prefix_sharing:
+        raise ConfigError(
+            "prefix_sharing must be true, got false: the LLM API was started with block reuse (key prefix_sharing; "
+            "block_reuse = false in the engines' file turns it off)"
+        )
     try:
-        version = importlib.import_module("tensorrt_llm").__version__
-        llmapi = importlib.import_module("tensorrt_llm.llmapi")
+        from runtime.trtllm.llm_api.adapter import LlmAdapter
+        from runtime.trtllm.llm_api.transport import LlmTransport
     except ImportError as error:
-        raise ConfigError(
-            f"engine = 'llm_api' needs the package tensorrt_llm: run the server in the container {manifest.image} "
-            f"({error})"
-        ) from None
-    if version != manifest.trtllm_version:
-        raise ConfigError(
-            f"the names in llm_api.json are those of TensorRT-LLM {manifest.trtllm_version}, this is {version} "
-            f"(make the folder again with trtllm_version = {version!r}, or run {manifest.image})"
-        )
-    return llmapi
-
-
-def _llm(llmapi: Any, manifest: LlmManifest, config: ServingConfig) -> Any:
-    """Return the LLM; raises ConfigError with the library's error when it cannot be made."""
+        raise ConfigError(f"engine = 'llm_api' needs the extra llm-api: pip install '.[llm-api]' ({error})") from None
+    log.warning("the LLM API (method %s) is EXPERIMENTAL: it has never been run with the library", manifest.method)
+    transport = LlmTransport(config.llm_api_address)
     try:
-        cache = llmapi.KvCacheConfig(enable_block_reuse=config.prefix_sharing)
-        speculation = {"speculative_config": _speculation(llmapi, manifest)} if manifest.speculative_config else {}
-        # The server has the tokenizer: only tokens go in and come out.
-        return llmapi.LLM(
-            model=manifest.model, skip_tokenizer_init=True, kv_cache_config=cache, **speculation, **manifest.keywords
-        )
-    except Exception as error:
-        raise ConfigError(f"TensorRT-LLM's LLM API cannot load {manifest.model}: {first_line(error)}") from error
+        _check(manifest, *transport.await_server(START_LIMIT_S))
+    except (ConfigError, Unavailable) as error:
+        transport.shut_down()
+        raise ConfigError(f"{error} (key llm_api_address)") from None
+    client = TrtllmClient(transport, LlmAdapter(manifest, llm_capabilities(manifest)), "target-engine")
+    client.start()
+    return client, manifest
 
 
-def _speculation(llmapi: Any, manifest: LlmManifest) -> Any:
-    """Return the decoding configuration, whose class has one of two names depending on the release."""
-    fields = dict(manifest.speculative_config)
-    of_type = f"{fields.pop('decoding_type').replace('_', '')}DecodingConfig"
-    kind = getattr(llmapi, of_type, None) or getattr(llmapi, manifest.config_class)
-    return kind(**fields)
+def _check(manifest: LlmManifest, server: Any, model: Any) -> None:
+    """Raise ConfigError where the server contradicts the folder; a number that it does not tell is 0."""
+    expected = {
+        "version": (manifest.trtllm_version, server.version),
+        "tensor_parallel_size": (manifest.tensor_parallel, server.tensor_parallel_size),
+        "max_seq_len": (manifest.engine_seq_len, model.max_seq_len),
+    }
+    for name, (ours, theirs) in expected.items():
+        if theirs and ours != theirs:
+            raise ConfigError(
+                f"trtllm-serve says {name} {theirs}, llm_api.json {ours}: start it with the command that python -m "
+                "build.trtllm.llm_api prints, or make the folder again"
+            )
