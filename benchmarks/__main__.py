@@ -27,8 +27,7 @@ from benchmarks.deployment import CONFIG, ROOT, TASKS, settled_metrics
 from benchmarks.figures import compare_with_peers, rows
 from benchmarks.samples import BenchError, Runner, Sample, check_prefix_hits, measure
 from benchmarks.server import ConcurrentRun, Count, Method, Passes, measure_concurrent
-from benchmarks.traffic import prompts_of_length, read_prompts
-from clients.demo import Prompt
+from benchmarks.traffic import Prompt, prompts_of_length, read_prompts
 from orchestrator.core.deployment.config import ServingConfig, load_config
 from orchestrator.core.errors import ServingError
 from orchestrator.core.methods import PROPOSED

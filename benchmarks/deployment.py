@@ -1,4 +1,4 @@
-"""Runs the shipped deployment in a dtype, and reads the metrics that its engines report."""
+"""Runs the deployment of the small models in a dtype, and reads the metrics that its engines report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from launcher import Server
 
 ROOT = Path(__file__).resolve().parents[1]
-CONFIG = ROOT / "serving.toml"
+CONFIG = ROOT / "tests/data/serving.toml"
 TASKS = ("completion", "edit", "repetitive", "docstring")
 #: A late draft costs speed, not text; but a test of speculation needs drafts on a busy machine too.
 ENVIRONMENT = {"SERVING_DRAFT_TIMEOUT_MS": "10000"}
@@ -23,7 +23,7 @@ _SERIES = re.compile(r'^spec_(\w+)\{model="(\w+)"(?:,state="(\w+)")?\} (\S+)$', 
 
 @contextlib.contextmanager
 def serving(dtype: str, **environ: str) -> Iterator[Server]:
-    """Run the shipped deployment in `dtype`; environ: more environment variables."""
+    """Run it in `dtype`; environ: more environment variables."""
     with Server(CONFIG, env=ENVIRONMENT | {"SERVING_DTYPE": dtype} | environ) as server:
         yield server
 

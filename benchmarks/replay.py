@@ -19,8 +19,7 @@ import numpy as np
 
 from benchmarks.deployment import CONFIG, TASKS
 from benchmarks.stock_model import StockModel
-from benchmarks.traffic import read_prompts
-from clients.demo import Prompt
+from benchmarks.traffic import Prompt, read_prompts
 from orchestrator.core.context import Context
 from orchestrator.core.deployment.checkpoint import Checkpoint, read_checkpoint
 from orchestrator.core.deployment.config import ServingConfig, load_config

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from clients.demo import Prompt
+from benchmarks.traffic import Prompt
 from orchestrator.core.errors import ServingError
 
 Item = TypeVar("Item")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import tritonclient.grpc as grpcclient
 
 from benchmarks.samples import Run, rotated
-from clients.demo import Prompt
+from benchmarks.traffic import Prompt
 from clients.generate import Generation, generate
 
 START_LIMIT_S = 30.0

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 
 from benchmarks.deployment import ROOT
-from clients.demo import Prompt
-from orchestrator.core.deployment.checkpoint import read_tokenizer
+from orchestrator.core.deployment.checkpoint import read_checkpoint
 
 PROMPTS = ROOT / "tests/data/prompts"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A held-out text to continue."""
+
+    id: str
+    task: str
+    text: str
+
+    @property
+    def prediction(self) -> str:
+        """The rest of an edit as an unchanged copy; "" for other prompts."""
+        original, announced, copy = self.text.partition("\n\n\n# the same with ")
+        return "\n" + "\n".join(original.split("\n")[copy.count("\n") :]) if announced else ""
 
 
 def read_prompts() -> dict[str, list[Prompt]]:
@@ -26,7 +40,7 @@ def prompts_of_length(
     target: str, held_out: Mapping[str, Sequence[Prompt]], task: str, num_tokens: int, count: int
 ) -> list[Prompt]:
     """Return up to `count` prompts of `num_tokens` tokens each, cut from the held-out prompts one after the other."""
-    tokenizer = read_tokenizer(Path(target) / "tokenizer.json")
+    tokenizer = read_checkpoint(target).tokenizer
     ids = tokenizer.encode("\n".join(prompt.text for some in held_out.values() for prompt in some)).ids
     starts = range(0, len(ids) - num_tokens, num_tokens)[:count]
     return [Prompt(f"{task}-{i}", task, tokenizer.decode(ids[at : at + num_tokens])) for i, at in enumerate(starts)]

@@ -10,7 +10,7 @@ from benchmarks.paper.conversations import Conversation, Writer
 from benchmarks.paper.experiments import Setting
 from benchmarks.samples import Sample, rotated
 from benchmarks.server import Method, to_run
-from clients.demo import Prompt
+from benchmarks.traffic import Prompt
 
 #: Reports progress: the number of requests done, and of all requests.
 Report = Callable[[int, int], None]

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.peers.gguf_file import DTYPES, write_gguf
 from benchmarks.samples import Run
-from clients.demo import Prompt
+from benchmarks.traffic import Prompt
 
 #: Draft length and longest n-gram of the server's prompt_lookup, for an equal comparison.
 LOOKUP = {"max_ngram_size": 3, "num_pred_tokens": 10}

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 from transformers.generation.streamers import BaseStreamer
 
 from benchmarks.samples import Run
-from clients.demo import Prompt
+from benchmarks.traffic import Prompt
 
 #: Draft length and longest n-gram of the server's prompt_lookup, for an equal comparison.
 LOOKUP = {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": 3}

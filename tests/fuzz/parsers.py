@@ -119,7 +119,7 @@ def _environment(data: bytes) -> None:
 
 @cache
 def _builder() -> RequestBuilder:
-    config = load_config(ROOT / "serving.toml", {})
+    config = load_config(ROOT / "tests/data/serving.toml", {})
     checkpoint = read_checkpoint(str(TARGET))
     grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
     return RequestBuilder(config, checkpoint, frozenset(config.drafters), grammars)
@@ -216,7 +216,7 @@ MANIFEST = {
 PARSERS = {
     "wire": Parser(_wire, _wire_seeds()),
     "deployment": Parser(
-        _deployment, ((ROOT / "serving.toml").read_bytes(), b'target = "x"\nplacement = "separate"\n')
+        _deployment, ((ROOT / "tests/data/serving.toml").read_bytes(), b'target = "x"\nplacement = "separate"\n')
     ),
     "environment": Parser(
         _environment,

@@ -165,18 +165,25 @@ def test_crowd_is_measured_by_the_engines_count(server: Server) -> None:
 
 
 def test_demo_shows_the_same_text_and_ends(linked: Path, capsys: Any) -> None:
-    config = deployment(linked, 'draft = "draft"', "remember_tokens = 1000", dtype="float32")
-    for task in demo.TASKS:
-        copy = "\n\n\n# the same with `Q` renamed to `R`" if task == "edit" else ""
-        texts = [PROMPT * (i + 1) + copy for i in range(2)]
-        lines = [json.dumps({"id": f"{task}-{i}", "task": task, "text": text}) for i, text in enumerate(texts)]
-        (linked / f"{task}.jsonl").write_text("\n".join(lines))
+    config = deployment(linked, 'draft = "draft"')
 
-    assert demo.main(["--config", str(config), "--prompts", str(linked)]) == 0
+    assert demo.main(["--config", str(config)]) == 0
 
     printed = capsys.readouterr().out
     for method in (demo.PLAIN, demo.DEFAULT):
-        assert printed.count(f"── {method} ") == len(demo.TASKS)
+        assert printed.count(f"── {method} ") == demo.NUM_STREAMED
     same = dict(line.split()[:2] for line in printed.splitlines() if " × " in line)
-    num_prompts = 2 * len(demo.TASKS)
-    assert same == {method: "2/2" if method == demo.PREDICTED else f"{num_prompts}/{num_prompts}" for method in LOADED}
+    number = len(demo.QUESTIONS)
+    assert same == {method: "1/1" if method == demo.PREDICTED else f"{number}/{number}" for method in LOADED}
+    assert "make gateway" in printed.splitlines()[-1]
+
+
+def test_demo_fails_when_a_text_differs(capsys: Any) -> None:
+    totals = {"num_steps": 2, "total_accepted_draft_tokens": 1, "finish_reason": "stop"}
+    runs = {
+        (method, demo.QUESTIONS[0]): generate.Generation(method, [generate.Chunk("", ids, [3], 1.0, totals)])
+        for method, ids in (("none", [1, 2, 3]), ("auto", [1, 2, 4]))
+    }
+
+    assert not demo.report(runs)
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]] == ["1/1", "0/1"]

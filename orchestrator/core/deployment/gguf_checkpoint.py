@@ -40,7 +40,8 @@ def checkpoint_folder(source: str) -> str:
     except OSError as error:
         raise ConfigError(f"{source}: the GGUF file cannot be read: {error.strerror}") from None
     key = f"{_FORM} {path} {state.st_size} {state.st_mtime_ns}"
-    folder = _cache() / f"{path.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    # The last part is the name under which a gateway serves the model.
+    folder = _cache() / hashlib.sha256(key.encode()).hexdigest()[:16] / path.stem
     if not folder.is_dir():
         _write(read_gguf(path), folder)
     return str(folder)
@@ -60,21 +61,24 @@ def _write(file: GgufFile, folder: Path) -> None:
         "tokenizer_config.json": _tokenizer_config(file),
     }
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=".", dir=folder.parent))
+        cache = folder.parent.parent
+        cache.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=".", dir=cache))
+        made = partial / folder.name
+        made.mkdir()
         for name, document in documents.items():
-            (partial / name).write_text(json.dumps(document, indent=2), encoding="utf-8")
-        tokenizer.save(str(partial / "tokenizer.json"))
+            (made / name).write_text(json.dumps(document, indent=2), encoding="utf-8")
+        tokenizer.save(str(made / "tokenizer.json"))
         try:
-            partial.rename(folder)
+            partial.rename(folder.parent)
         except OSError:
             shutil.rmtree(partial)
             if not folder.is_dir():
                 raise
     except OSError as error:
         raise ConfigError(
-            f"{file.path}: its tokenizer cannot be written to {folder.parent}: {error.strerror}; set XDG_CACHE_HOME "
-            "to a folder that can be written"
+            f"{file.path}: its tokenizer cannot be written to {folder.parent.parent}: {error.strerror}; set "
+            "XDG_CACHE_HOME to a folder that can be written"
         ) from None
 
 

@@ -1,9 +1,8 @@
-"""The demo's and the benchmark's arithmetic, without a server."""
+"""The benchmark's arithmetic, without a server."""
 
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,8 @@ import pytest
 from benchmarks import __main__, figures, picture, report, samples
 from benchmarks.samples import BenchError, Run, Sample
 from benchmarks.server import to_run
-from benchmarks.stock_model import StockModel
 from benchmarks.traffic import Prompt, read_prompts
-from clients import demo
 from clients.generate import Chunk, Generation
-from tests.support.tiny_models import make_tiny_target
 
 RUN = Run((1, 2, 3), num_steps=2, num_accepted=1, first_token_s=0.1, decode_tokens=2, decode_s=1.0, num_drafted=4)
 
@@ -30,29 +26,6 @@ def taken(runner: str, prompt: str, decode_s: float, **changes: Any) -> Sample:
 
 #: `fast` decodes prompt p at 4 tokens/s instead of 2, prompt q at 2 instead of 1; together 2 x.
 SAMPLES = [taken("none", "p", 1.0), taken("fast", "p", 0.5), taken("none", "q", 2.0), taken("fast", "q", 1.0)]
-
-
-@pytest.mark.parametrize(
-    ("apart", "shown"),
-    [
-        ([None, None], "2/2"),
-        ([None, 1e-6], "1/2 (1 near ties)"),
-        ([None, 1e-6, 0.5], "1/3 NO"),
-        ([math.inf], "0/1 NO"),
-    ],
-)
-def test_demo_says_how_many_texts_are_the_same(apart: list[float | None], shown: str) -> None:
-    assert demo.same_text(apart) == shown
-
-
-def test_demo_margin_is_that_of_the_first_difference(tmp_path: Any) -> None:
-    folder = make_tiny_target(tmp_path)
-    logits = StockModel(folder).logits([1, 2, 3, 4])
-
-    found = demo.margin(str(folder), "abc", [4, 7, 5], [4, 9, 5])
-
-    assert found == pytest.approx(abs(logits[7] - logits[9]), rel=1e-5)
-    assert demo.margin(str(folder), "abc", [4, 7], [4, 7, 5]) == math.inf
 
 
 class Scripted:

@@ -25,7 +25,7 @@ from orchestrator.core.sampling import reference
 from orchestrator.core.sampling.grammar import Grammars
 from tests.support.table_target import TableTarget
 
-config = load_config("serving.toml", {"SERVING_DEFAULT_SPECULATION": "echo"})
+config = load_config("tests/data/serving.toml", {"SERVING_DEFAULT_SPECULATION": "echo"})
 checkpoint = read_checkpoint(config.target)
 grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
 builder = RequestBuilder(config, checkpoint, frozenset(), grammars)

@@ -138,8 +138,8 @@ def test_config_missing_file_and_bad_bytes_are_refused(tmp_path):
 
 def test_config_shipped_file_is_the_default_but_for_its_models():
     """What it repeats of the defaults can contradict them, so that is only what most users change."""
-    config = load_config(ROOT / "serving.toml", {})
-    keys = tomllib.loads((ROOT / "serving.toml").read_text())
+    config = load_config(ROOT / "tests/data/serving.toml", {})
+    keys = tomllib.loads((ROOT / "tests/data/serving.toml").read_text())
     assert {key for key in keys if key not in FOLDERS} == {"device", "dtype", "kv_memory_mb"}
     models = {key: "" for key in (*CHECKPOINTS, "ngram_tables") if key != "target"}
     assert config.model_copy(update=models) == ServingConfig(target=config.target)

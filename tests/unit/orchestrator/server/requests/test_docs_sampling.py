@@ -66,7 +66,7 @@ OPTIONS, LIMITS = cells(), {names(row[0])[0]: row[1] for row in rows("limits")}
 
 @pytest.fixture(scope="module")
 def builder() -> RequestBuilder:
-    config = load_config(ROOT / "serving.toml")
+    config = load_config(ROOT / "tests/data/serving.toml")
     checkpoint = read_checkpoint(config.target)
     grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
     return RequestBuilder(config, checkpoint, frozenset(DRAFTERS), grammars)
