@@ -61,15 +61,18 @@ def load() -> ctypes.CDLL:
     library.native_new.restype = c_void_p
     library.native_delete.argtypes = [c_void_p]
     library.native_set_linear.argtypes = [c_void_p, c_int, c_char_p, c_void_p, c_int, c_int]
+    library.native_set_quantized.argtypes = [c_void_p, c_int, c_char_p, c_int, c_void_p, c_int, c_int]
     library.native_set_vector.argtypes = [c_void_p, c_int, c_char_p, c_void_p, c_int]
     library.native_set_layer.argtypes = [c_void_p, c_int, c_int, c_int]
     library.native_move.argtypes = [c_void_p, *(4 * [c_int]), c_void_p, c_void_p, c_int]
     library.native_add_rotation.argtypes = [c_void_p, c_void_p, c_int, c_float]
-    for name in ("set_linear", "set_vector", "move", "add_rotation", "forward_segments", "draft_chains", "decode"):
+    for name in (
+        "set_linear", "set_quantized", "set_vector", "move", "add_rotation", "forward_segments", "draft_chains",
+        "decode",
+    ):  # fmt: skip
         getattr(library, f"native_{name}").restype = c_char_p  # what is wrong
     library.native_set_rotation.argtypes = [c_void_p, c_int, c_int]
     library.native_advise.argtypes, library.native_advise.restype = [c_void_p, c_size_t], None
-    library.native_is_bfloat16.argtypes = [c_void_p]
     library.native_forward_segments.argtypes = [c_void_p, POINTER(PassArrays)]
     library.native_draft_chains.argtypes = [c_void_p, POINTER(PassArrays), c_void_p]
     library.native_decode.argtypes = [c_void_p, POINTER(PassArrays), c_void_p]

@@ -2,6 +2,7 @@
 // (library.py). A function that makes an object returns null if it fails. The others that can fail return null, or a
 // text that says what is wrong.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <string>
@@ -10,7 +11,6 @@
 #include "forward/model.h"
 #include "forward/segments.h"
 
-using native::Form;
 using native::guarded;
 using native::Layer;
 using native::Linear;
@@ -23,7 +23,7 @@ namespace {
 
 // The matrix of a layer, or of the model for layer -1, null for an unknown name.
 Linear* find_linear(Model& model, int layer, const std::string& name) {
-  if (layer < 0) return name == "lm_head" ? &model.lm_head : nullptr;
+  if (layer < 0) return name == "lm_head" ? &model.lm_head : name == "embedding" ? &model.embedding : nullptr;
   if (layer >= model.shape.num_layers) return nullptr;
   Layer& own = model.layers[layer];
   if (name == "qkv") return &own.qkv;
@@ -34,7 +34,7 @@ Linear* find_linear(Model& model, int layer, const std::string& name) {
 
 // The vector of a layer, or of the model for layer -1, null for an unknown name.
 std::vector<float>* find_vector(Model& model, int layer, const std::string& name) {
-  if (layer < 0) return name == "embedding" ? &model.embedding : name == "final_norm" ? &model.final_norm : nullptr;
+  if (layer < 0) return name == "final_norm" ? &model.final_norm : nullptr;
   if (layer >= model.shape.num_layers) return nullptr;
   Layer& own = model.layers[layer];
   if (name == "input_norm") return &own.input_norm;
@@ -71,6 +71,21 @@ const char* native_set_linear(Model* model, int layer, const char* name, const f
     if (!own) return "there is no such matrix";
     *own = Linear(weight, num_outputs, num_inputs, model->shape.rounds_inputs);
     return static_cast<const char*>(nullptr);
+  });
+}
+
+// The same for a matrix of quantised blocks, (num_outputs, num_inputs / 32). kind: a native::Quantization.
+const char* native_set_quantized(Model* model, int layer, const char* name, int kind, const uint8_t* blocks,
+                                 int num_outputs, int num_inputs) {
+  return guarded([&] {
+    Linear* own = find_linear(*model, layer, name);
+    if (!own) return "there is no such matrix";
+    const native::Shape& shape = model->shape;
+    if (own == &model->layers[std::max(layer, 0)].output && shape.num_heads / shape.num_kv_heads * shape.head_dim % native::kQuants)
+      return "the heads of a key head are no whole blocks of 32 numbers";
+    const char* wrong = Linear::refusal(kind, blocks, num_outputs, num_inputs);
+    if (!wrong) *own = Linear(native::Quantization(kind), blocks, num_outputs, num_inputs);
+    return wrong;
   });
 }
 
@@ -114,15 +129,6 @@ const char* native_move(float* cache, int num_planes, int kv_heads, int num_slot
 
 // Put a cache that has not been written yet on huge pages.
 void native_advise(float* cache, size_t size) { native::advise_huge_pages(cache, size); }
-
-// Return 1 when all weights are kept as bfloat16.
-int native_is_bfloat16(const Model* model) {
-  bool all = model->lm_head.form != Form::float32;
-  for (const Layer& layer : model->layers)
-    for (const Linear* own : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down})
-      all = all && own->form != Form::float32;
-  return all;
-}
 
 // Run a pass. If the arguments are wrong, nothing was computed.
 const char* native_forward(Model* model, const Pass* pass) {

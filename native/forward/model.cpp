@@ -88,8 +88,8 @@ int Model::count_pieces() {
     unit_ = kRowsOfPiece, count = pass_.num_rows;
   } else if (step_ != Step::attend) {
     const int pair = step_ == Step::gate_up ? 2 : 1;  // a gate and its up
-    count = linear().num_blocks;
-    unit_ = std::max(pair, count / (kPiecesOfThread * pass_.num_threads) / pair * pair);
+    split_ = Split(linear().num_blocks, pair, pass_.num_threads);
+    return split_.num_pieces;
   }
   return (count + unit_ - 1) / unit_;
 }
@@ -108,7 +108,7 @@ void Model::work(int piece, int thread) {
   } else if (is_by_row()) {
     for (int row = first; row < std::min(first + unit_, pass_.num_rows); ++row) work_row(row, scratch);
   } else {
-    multiply_blocks({first, std::min(first + unit_, linear().num_blocks)}, scratch);
+    multiply_blocks(split_.range(piece), scratch);
   }
 }
 
@@ -123,10 +123,10 @@ void Model::enter(int row, float* normed) {
   const Layer& layer = layers[layer_];
   float* hidden = hidden_.data() + size_t(row) * shape.hidden_size;
   if (step_ == Step::enter && layer_ == 0) {
-    const float* source = pass_.inputs ? pass_.inputs + size_t(row) * shape.hidden_size
-                                       : embedding.data() + size_t(pass_.ids[row]) * shape.hidden_size;
-    const float scale = shape.embedding_scale != 0.0f ? shape.embedding_scale : 1.0f;
-    for (int i = 0; i < shape.hidden_size; ++i) hidden[i] = source[i] * scale;
+    if (pass_.inputs) std::copy_n(pass_.inputs + size_t(row) * shape.hidden_size, shape.hidden_size, hidden);
+    else (embedding.num_outputs ? embedding : lm_head).row(pass_.ids[row], hidden);
+    if (shape.embedding_scale != 0.0f)
+      for (int i = 0; i < shape.hidden_size; ++i) hidden[i] *= shape.embedding_scale;
   } else {
     add_delta(row, step_ == Step::enter ? layers[layer_ - 1].post_mlp_norm : layer.post_attention_norm, normed);
   }

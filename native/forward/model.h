@@ -45,8 +45,8 @@ class Model : private Job {
 
   const Shape shape;
   std::vector<Layer> layers;
-  std::vector<float> embedding, final_norm;
-  Linear lm_head;
+  std::vector<float> final_norm;
+  Linear lm_head, embedding;       // (vocab_size, hidden_size); an empty embedding is tied to the LM head
   int final_feature_column = -1;   // of the state after the final norm; -1: it is not kept
   int output_feature_column = -1;  // of the last layer's output
   SegmentRows segment_rows;        // for passes that come as segments
@@ -86,7 +86,8 @@ class Model : private Job {
   Layout layout_;
   Tiles tiles_, logit_tiles_;
   Step step_ = Step::none;
-  int layer_ = 0, unit_ = 1;  // unit_: blocks of a product, or rows, of a piece
+  int layer_ = 0, unit_ = 1;  // unit_: rows of a piece
+  Split split_;                  // the blocks of a product
   std::vector<float> hidden_;                       // (rows, hidden_size), the residual stream
   std::vector<float> delta_;                        // (rows, hidden_size), what attention or the MLP adds to it
   std::vector<float> qkv_;                          // (rows, query, key and value heads, head_dim)

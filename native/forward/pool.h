@@ -233,4 +233,31 @@ inline Range share(int count, int part, int num_parts) {
   return {int(int64_t(count) * part / num_parts), int(int64_t(count) * (part + 1) / num_parts)};
 }
 
+// Items in pieces: a large one for each thread, which then reads a long stream of memory, and small ones for whichever
+// thread is free, since one may have lost its core. Pieces but the last consist of whole units.
+class Split {
+ public:
+  Split() = default;
+  Split(int count, int unit, int num_threads) : count_(count), num_large_(num_threads) {
+    const int num_units = (count + unit - 1) / unit;
+    large_ = num_threads == 1 ? num_units : num_units * 3 / (4 * num_threads);
+    const int rest = num_units - large_ * num_threads;
+    small_ = std::max(1, rest / (2 * num_threads));
+    if (!large_) num_large_ = 0;
+    num_pieces = num_large_ + (rest + small_ - 1) / small_;
+    large_ *= unit, small_ *= unit;
+  }
+
+  Range range(int piece) const {
+    const bool is_large = piece < num_large_;
+    const int first = is_large ? piece * large_ : num_large_ * large_ + (piece - num_large_) * small_;
+    return {first, std::min(first + (is_large ? large_ : small_), count_)};
+  }
+
+  int num_pieces = 0;
+
+ private:
+  int count_ = 0, num_large_ = 0, large_ = 0, small_ = 0;
+};
+
 }  // namespace native

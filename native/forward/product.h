@@ -4,19 +4,16 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "forward/kernels.h"
 #include "forward/memory.h"
 #include "forward/pool.h"
+#include "forward/quantized.h"
 
 namespace native {
 
 constexpr int kBlock = 32;  // outputs of a packed block of weights
-
-// Pieces of a product for each thread: enough that no thread waits long for the last one.
-constexpr int kPiecesOfThread = 4;
 
 // Make room for `size` numbers in a buffer that is kept between calls.
 inline void grow(std::vector<float>& buffer, size_t size) {
@@ -36,6 +33,7 @@ enum class Form {
   float32,   // [block][k][32] float32
   bfloat16,  // [block][k][16] words: outputs j and j + 16 of a block as bfloat16, without loss; inputs in float32
   pairs,     // [block][k / 2][32] words: weights k and k + 1 of an output as bfloat16; inputs are rounded to bfloat16
+  quantized,  // [block][2] streams of 16 outputs (quantized.h); inputs are rounded to 8 bits
 };
 
 // y = x Wᵀ for W (num_outputs, num_inputs). rounds_inputs: weights and inputs are rounded to bfloat16 (Form::pairs), for
@@ -54,13 +52,57 @@ class Linear {
       for (int k = 0; k < num_inputs; ++k) put(output, k, weight[size_t(output) * num_inputs + k]);
   }
 
+  // Return what is wrong with quantised blocks, or null.
+  static const char* refusal(int kind, const uint8_t* blocks, int num_outputs, int num_inputs) {
+    if (kind < 0 || kind > int(Quantization::q4_1)) return "there is no such quantisation";
+    if (num_outputs < 1 || num_inputs < 1 || num_inputs % kQuants) return "the inputs are no whole blocks of 32";
+    const size_t count = size_t(num_outputs) * (num_inputs / kQuants), size = block_bytes(Quantization(kind));
+    for (size_t i = 0; i < count; ++i)
+      if (!is_finite_block(Quantization(kind), blocks + i * size)) return "a block's scale is not finite";
+    return nullptr;
+  }
+
+  // blocks: (num_outputs, num_inputs / 32), without refusal.
+  Linear(Quantization kind, const uint8_t* blocks, int num_outputs, int num_inputs)
+      : num_outputs(num_outputs), num_inputs(num_inputs), num_blocks((num_outputs + kBlock - 1) / kBlock),
+        form(Form::quantized), kind(kind) {
+    words_.assign(num_blocks * words_of_block(), 0);
+    for (int output = 0; output < num_outputs; ++output)
+      for (int k = 0; k < num_inputs / kQuants; ++k, blocks += block_bytes(kind))
+        pack_block(kind, blocks, output % kLanes, k, const_cast<uint8_t*>(stream(output / kLanes)));
+  }
+
   const uint32_t* block(int index) const { return words_.data() + index * words_of_block(); }
 
+  // The index-th 16 outputs of quantised weights.
+  const uint8_t* stream(int index) const {
+    return reinterpret_cast<const uint8_t*>(words_.data()) + index * stream_bytes(kind, num_inputs);
+  }
+
   // Words of a packed row of inputs.
-  int words_of_input() const { return form == Form::pairs ? (num_inputs + 1) / 2 : num_inputs; }
+  int words_of_input() const {
+    if (form == Form::quantized) return num_inputs / kQuants * kInputWords;
+    return form == Form::pairs ? (num_inputs + 1) / 2 : num_inputs;
+  }
+
+  // Write the weights of one output, as the products use them.
+  void row(int output, float* target) const {
+    const int lane = output % kBlock;
+    if (form == Form::quantized) return unpack_row(kind, stream(output / kLanes), output % kLanes, num_inputs, target);
+    for (int k = 0; k < num_inputs; ++k) {
+      const uint32_t* words = block(output / kBlock);
+      const bool is_pairs = form == Form::pairs;
+      const uint32_t word = form == Form::bfloat16 ? words[size_t(k) * kLanes + lane % kLanes]
+                                                   : words[size_t(is_pairs ? k / 2 : k) * kBlock + lane];
+      const bool is_upper = form == Form::float32 || (is_pairs ? k % 2 : lane >= kLanes);
+      const uint32_t value = form == Form::float32 ? word : is_upper ? word & 0xffff0000u : word << 16;
+      std::memcpy(target + k, &value, sizeof value);
+    }
+  }
 
   int num_outputs = 0, num_inputs = 0, num_blocks = 0;
   Form form = Form::float32;
+  Quantization kind = Quantization::q8_0;  // of Form::quantized
 
  private:
   static uint32_t bits(float value) {
@@ -69,7 +111,10 @@ class Linear {
     return word;
   }
 
-  size_t words_of_block() const { return size_t(words_of_input()) * (form == Form::bfloat16 ? kLanes : kBlock); }
+  size_t words_of_block() const {
+    if (form == Form::quantized) return 2 * stream_bytes(kind, num_inputs) / sizeof(uint32_t);
+    return size_t(words_of_input()) * (form == Form::bfloat16 ? kLanes : kBlock);
+  }
 
   void put(int output, int k, float weight) {
     uint32_t* block = words_.data() + output / kBlock * words_of_block();
@@ -82,60 +127,12 @@ class Linear {
   std::vector<uint32_t, HugeAllocator<uint32_t>> words_;
 };
 
-// sums[row][32] of one block of outputs for a tile of rows. x: [k][rows], or [k / 2][rows] words of pairs.
-//
-// One block at a time, so that its weights are a single stream of memory. For a single row, whose time is that of
-// reading the weights, several blocks at once were slower, although more independent sums hide the latency of an
-// addition.
-template <int Rows, Form form>
-void block_product(const Linear& w, int block, const float* x, float* sums) {
-  f32x16 sum[Rows][2] = {};
-  const int num_words = w.words_of_input();
-  const uint32_t* words = w.block(block);
-  for (int k = 0; k < num_words; ++k) {
-    f32x16 first, second;
-    if constexpr (form == Form::bfloat16) {
-      u32x16 both;
-      std::memcpy(&both, words + size_t(k) * kLanes, sizeof both);
-      first = (f32x16)(both << 16);
-      second = (f32x16)(both & 0xffff0000u);
-    } else {
-      std::memcpy(&first, words + size_t(k) * kBlock, sizeof first);
-      std::memcpy(&second, words + size_t(k) * kBlock + kLanes, sizeof second);
-    }
-#pragma GCC unroll 12
-    for (int row = 0; row < Rows; ++row) {
-      const f32x16 value = splat(x[size_t(k) * Rows + row]);
-      if constexpr (form == Form::pairs) {
-        sum[row][0] = dot_pairs16(value, first, sum[row][0]);
-        sum[row][1] = dot_pairs16(value, second, sum[row][1]);
-      } else {
-        sum[row][0] = fma16(value, first, sum[row][0]);
-        sum[row][1] = fma16(value, second, sum[row][1]);
-      }
-    }
-  }
-  // Not a single copy of the whole array: for that the compiler would keep the sums in memory during the loop.
-#pragma GCC unroll 12
-  for (int row = 0; row < Rows; ++row) {
-    store16(sums + row * kBlock, sum[row][0]);
-    store16(sums + row * kBlock + kLanes, sum[row][1]);
-  }
-}
+// Computes sums[row][32] of one block of outputs for a tile of rows. x: the tile's packed inputs, [word][row] (for
+// quantised weights [block of inputs][row]).
+using BlockProduct = void (*)(const Linear&, int block, const float* x, float* sums);
 
-using BlockProduct = void (*)(const Linear&, int, const float*, float*);
-
-template <Form form, int... Row>
-BlockProduct choose_product(int rows, std::integer_sequence<int, Row...>) {
-  static constexpr BlockProduct table[] = {block_product<Row + 1, form>...};
-  return table[rows - 1];
-}
-
-inline BlockProduct product_for(const Linear& w, int rows) {
-  constexpr auto all = std::make_integer_sequence<int, kMaxRows>{};
-  if (w.form == Form::pairs) return choose_product<Form::pairs>(rows, all);
-  return w.form == Form::bfloat16 ? choose_product<Form::bfloat16>(rows, all) : choose_product<Form::float32>(rows, all);
-}
+// The function for a tile of this many rows.
+BlockProduct product_for(const Linear& w, int rows);
 
 // The rows of a pass in tiles of at most kMaxRows, as equal as possible, the larger ones first. The inputs of a product
 // are packed as [tile][word][row of the tile].
@@ -158,20 +155,30 @@ class Tiles {
   int least_ = 0, num_larger_ = 0;
 };
 
-// Where one row of a product's packed inputs is: word i is at base[i * stride].
+// Where one row of a product's packed inputs is: word i, or block i of quantised inputs, is at base[i * stride].
 struct PackedRow {
   float* base;
   int stride;
   Form form;
+  int zero_point;
 };
 
 inline PackedRow packed_row(float* packed, const Tiles& tiles, int row, const Linear& w) {
   const int tile = tiles.tile_of(row), first = tiles.first(tile);
-  return {packed + size_t(first) * w.words_of_input() + (row - first), tiles.rows(tile), w.form};
+  const int width = w.form == Form::quantized ? kInputWords : 1;
+  return {packed + size_t(first) * w.words_of_input() + (row - first) * width, tiles.rows(tile) * width, w.form,
+          zero_point(w.kind)};
 }
 
-// Write inputs first … first + count − 1 of a row; first is even. An odd number of inputs is followed by a 0.
+// Write inputs first … first + count − 1 of a row; first is even, and both are multiples of 32 where inputs are quantised.
+// An odd number of inputs is followed by a 0.
 inline void pack(const float* source, int first, int count, PackedRow row) {
+  if (row.form == Form::quantized) {
+    for (int i = 0; i < count; i += kQuants)
+      quantize(source + i, std::min(kQuants, count - i), row.zero_point,
+               *reinterpret_cast<QuantizedInputs*>(row.base + size_t((first + i) / kQuants) * row.stride));
+    return;
+  }
   if (row.form != Form::pairs) {
     for (int i = 0; i < count; ++i) row.base[size_t(first + i) * row.stride] = source[i];
     return;

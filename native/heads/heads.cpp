@@ -145,9 +145,9 @@ void Head::multiply_rows(const Affine& affine, int num_rows, const float* x, flo
   grow(packed_, size_t(num_rows) * w.num_inputs);
   for (int row = 0; row < num_rows; ++row)
     pack(x + size_t(row) * w.num_inputs, 0, w.num_inputs, packed_row(packed_.data(), tiles, row, w));
-  const int num_pieces = num_threads_ == 1 ? 1 : std::min(kPiecesOfThread * num_threads_, w.num_blocks);
-  pool_->run(num_threads_, num_pieces, [&](int piece, int) {
-    multiply(w, share(w.num_blocks, piece, num_pieces), tiles, packed_.data(),
+  const Split split(w.num_blocks, 1, num_threads_);
+  pool_->run(num_threads_, split.num_pieces, [&](int piece, int) {
+    multiply(w, split.range(piece), tiles, packed_.data(),
              [&](int row, int first, int count, const float* sums) {
                float* outputs = target + size_t(row) * w.num_outputs + first;
                const float* bias = affine.bias.empty() ? nullptr : affine.bias.data() + first;

@@ -61,6 +61,18 @@ const char* native_head_add_linear(Head* head, const float* weight, const float*
   });
 }
 
+// The same for a matrix of quantised blocks, (num_outputs, num_inputs / 32). kind: a native::Quantization.
+const char* native_head_add_quantized(Head* head, int kind, const uint8_t* blocks, const float* bias, int num_outputs,
+                                      int num_inputs) {
+  return guarded([&] {
+    const char* wrong = Linear::refusal(kind, blocks, num_outputs, num_inputs);
+    if (wrong) return wrong;
+    head->linears.push_back({Linear(native::Quantization(kind), blocks, num_outputs, num_inputs), {}});
+    if (bias) head->linears.back().bias.assign(bias, bias + num_outputs);
+    return wrong;
+  });
+}
+
 // Set a vector or table of a head.
 const char* native_head_set_vector(Head* head, const char* name, const float* values, int count) {
   return guarded([&] {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -13,9 +12,16 @@ from native.compiling import Unbuilt
 from orchestrator.core.errors import ConfigError, first_line
 from orchestrator.core.types import HiddenStates
 from runtime.models.causal_lm import CausalModel, adapt
-from runtime.models.check import check_against_stock, check_bits, products_in_bfloat16, stock_log_probs
+from runtime.models.check import (
+    check_against_stock,
+    check_bits,
+    products_in_bfloat16,
+    quantized_products,
+    stock_log_probs,
+)
 from runtime.models.native.families import rope_types, unsupported
 from runtime.models.native.model import NativeModel
+from runtime.models.quantized import quantize_linears
 from runtime.models.stock import read_pretrained, resolve
 
 log = logging.getLogger(__name__)
@@ -25,7 +31,8 @@ class Unsupported(Exception):
     """The native forward pass lacks something that a model needs; the message says what."""
 
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
+#: The key dtype → the dtype in which a checkpoint is read, and which torch computes in; int8 is for native code alone.
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}
 #: Which forward pass computes a model on a CPU.
 Kernels = Literal["auto", "native", "torch"]
 REFUSED_ROPES = ("dynamic", "longrope")
@@ -51,6 +58,13 @@ def load_model(
     native = the native forward pass, or the reason why it cannot be used as a ConfigError.
     """
     device, dtype = torch.device(device_name), DTYPES[dtype_name]
+    if dtype_name == "int8":
+        if kernels == "torch":
+            raise ConfigError(
+                f"{folder}: dtype = 'int8' is computed by native code alone, but kernels = 'torch' "
+                "(keys dtype and kernels in the deployment file)"
+            )
+        kernels = "native"
     if kernels == "native" and device.type != "cpu":
         raise native_refused(folder, f"it runs on a CPU, not on {device_name}")
     source = resolve(folder)
@@ -62,7 +76,7 @@ def load_model(
             f"{folder}: {type(model).__name__} does not let its attention be replaced (_supports_attention_backend)"
         )
     try:
-        native = _native(model, features, folder, kernels) if device.type == "cpu" else None
+        native = _native(model, features, folder, kernels, dtype_name == "int8") if device.type == "cpu" else None
         return native or _adapted(_cast(model, device, dtype).eval(), features, folder)
     except ConfigError:
         raise
@@ -96,10 +110,10 @@ def _adapted(model: Any, features: HiddenStates, folder: str) -> CausalModel:
     return adapted
 
 
-def _native(model: Any, features: HiddenStates, folder: str, kernels: Kernels) -> NativeModel | None:
+def _native(model: Any, features: HiddenStates, folder: str, kernels: Kernels, quantizes: bool) -> NativeModel | None:
     """Return the native forward pass of a stock model on the CPU; None, with the reason in the log, to use torch's.
 
-    Raises ConfigError instead if the deployment asks for the native forward pass.
+    quantizes: the weights are rounded to 8 bits. Raises ConfigError if the deployment asks for the native forward pass.
     """
     if kernels == "torch":
         return None
@@ -108,8 +122,12 @@ def _native(model: Any, features: HiddenStates, folder: str, kernels: Kernels) -
             raise Unsupported(f"it does not support {reason}")
         rounds_inputs = model.dtype == torch.bfloat16
         stock = model.float().eval()
-        native = NativeModel(stock, features, rounds_inputs)
-        with products_in_bfloat16(stock) if rounds_inputs else nullcontext():
+        quantized = quantize_linears(stock) if quantizes else {}
+        for parameter in stock.parameters():
+            if id(parameter) in quantized:
+                parameter.data = quantized[id(parameter)].dequantized()
+        native = NativeModel(stock, features, rounds_inputs, quantized)
+        with products_in_bfloat16(stock) if rounds_inputs else quantized_products(stock, quantized):
             expected = stock_log_probs(stock)
         check_against_stock(native, expected, folder)
         check_bits(native, folder)

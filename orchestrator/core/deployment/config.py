@@ -71,7 +71,7 @@ class ServingConfig(Declaration):
     #: where the models run; `cuda:N` is the GPU with the number N
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:[0-9]+)?)$", description="cpu, cuda or cuda:N")
     #: the number format of the weights and the computation; `float64` is the exact test mode (docs/numerics.md)
-    dtype: Literal["float64", "float32", "bfloat16"] = "float32"
+    dtype: Literal["float64", "float32", "bfloat16", "int8"] = "float32"
     #: what computes models and heads on a CPU: `auto` = native code where it supports them, else torch; `native` =
     #: native code, and a model that it does not support is refused (docs/numerics.md, Native forward pass)
     kernels: Literal["auto", "native", "torch"] = "auto"

@@ -29,6 +29,7 @@ from runtime.models.heads.engines.redrafter import RedrafterEngine
 from runtime.models.load import DTYPES, check_device, native_refused
 from runtime.models.native.head_weights import unsupported_head
 from runtime.models.native.heads import NativeHead
+from runtime.models.quantized import quantize_linears
 from runtime.models.stock import read_pretrained
 
 log = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ def _native(head: Any, kind: str, config: ServingConfig) -> NativeHead | None:
         reason = f"it does not support {reason}"
     else:
         try:
-            return NativeHead(head)
+            return NativeHead(head, quantize_linears(head) if config.dtype == "int8" else None)
         except Unbuilt as error:
             level, reason = logging.WARNING, str(error)
     if config.kernels == "native":

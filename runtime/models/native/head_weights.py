@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable
 from ctypes import POINTER, c_char_p, c_int, c_void_p
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from runtime.models.heads.modules.medusa import MedusaHeads
 from runtime.models.heads.modules.redrafter import RedrafterHead
 from runtime.models.native.rotations import Rotations
 from runtime.models.native.weights import Weights
+from runtime.models.quantized import Quantized, QuantizedMatrix, combined
 
 
 @cache
@@ -36,11 +37,12 @@ def load_heads() -> ctypes.CDLL:
         function.argtypes, function.restype = arguments, c_void_p
     library.native_head_delete.argtypes = [c_void_p]
     library.native_head_add_linear.argtypes = [c_void_p, c_void_p, c_void_p, c_int, c_int, c_int]
+    library.native_head_add_quantized.argtypes = [c_void_p, c_int, c_void_p, c_void_p, c_int, c_int]
     library.native_head_set_vector.argtypes = [c_void_p, c_char_p, c_void_p, c_int]
     library.native_eagle_set_ids.argtypes = [c_void_p, c_void_p, c_int]
     library.native_eagle_set_norms.argtypes = [c_void_p, c_int, c_int, c_int]
     library.native_head_draft.argtypes = [c_void_p, POINTER(DraftingFields)]
-    for name in ("head_add_linear", "head_set_vector", "eagle_set_ids", "head_draft"):
+    for name in ("head_add_linear", "head_add_quantized", "head_set_vector", "eagle_set_ids", "head_draft"):
         getattr(library, f"native_{name}").restype = c_char_p  # what is wrong
     return library
 
@@ -68,11 +70,11 @@ def unsupported_head(head: nn.Module) -> str:
 class HeadWeights:
     """Copies heads for which `unsupported_head` returns ""; the products of a head in bfloat16 are in bfloat16.
 
-    max_threads: maximum threads of a draft.
+    max_threads: maximum threads of a draft. quantized: the matrices that are copied in quantised form.
     """
 
-    def __init__(self, library: ctypes.CDLL, max_threads: int) -> None:
-        self._library, self._max_threads = library, max_threads
+    def __init__(self, library: ctypes.CDLL, max_threads: int, quantized: Quantized) -> None:
+        self._library, self._max_threads, self._quantized = library, max_threads, quantized
         self._rounds_inputs = False
 
     def copy(self, head: nn.Module) -> tuple[c_void_p, Rotations | None]:
@@ -103,8 +105,8 @@ class HeadWeights:
         sizes = embedding.shape[1], len(embedding), exit_dim, head.rnn
         handle = made(self._library.native_redrafter_new(*sizes, self._max_threads), "a head")
         if head.rnn:
-            both = torch.cat([head.rnn_w.weight, head.rnn_u.weight], dim=1)
-            self._add_linear(handle, both, head.rnn_u.bias)
+            both = [head.rnn_w.weight, head.rnn_u.weight]
+            self._add_linear(handle, combined(self._quantized, partial(torch.cat, dim=1), both), head.rnn_u.bias)
         if hasattr(head, "input_proj"):
             self._add_linears(handle, [head.input_proj])
         self._add_linears(handle, [*(block.linear for block in layers[:-1]), layers[-1]])
@@ -124,7 +126,8 @@ class HeadWeights:
         handle = made(self._library.native_eagle_new(ctypes.byref(shape), *sizes, self._max_threads), "a head")
         self._add_linears(handle, [head.fc])
         self._set_vector(handle, "embedding", embedding)
-        weights = Weights(self._library, ctypes.c_void_p(self._library.native_eagle_layer(handle)))
+        layer_handle = ctypes.c_void_p(self._library.native_eagle_layer(handle))
+        weights = Weights(self._library, layer_handle, self._quantized)
         weights.set_decoder_layer(0, layer)
         weights.set_linear(-1, "lm_head", output.weight)
         if isinstance(head, Eagle3Head):
@@ -150,13 +153,20 @@ class HeadWeights:
 
     def _add_linears(self, handle: int, linears: Iterable[Any]) -> None:
         for linear in linears:
-            self._add_linear(handle, linear.weight, linear.bias)
+            self._add_linear(handle, self._quantized.get(id(linear.weight), linear.weight), linear.bias)
 
-    def _add_linear(self, handle: int, weight: Tensor, bias: Tensor | None) -> None:
-        values, offsets = _floats(weight), None if bias is None else _floats(bias)
+    def _add_linear(self, handle: int, weight: Tensor | QuantizedMatrix, bias: Tensor | None) -> None:
+        offsets = None if bias is None else _floats(bias)
         pointer = None if offsets is None else offsets.data_ptr()
-        arguments = values.data_ptr(), pointer, *values.shape, self._rounds_inputs
-        check(self._library.native_head_add_linear(handle, *arguments), "copying a matrix")
+        if isinstance(weight, QuantizedMatrix):
+            blocks = weight.blocks.contiguous()
+            arguments = weight.number, blocks.data_ptr(), pointer, *weight.shape
+            wrong = self._library.native_head_add_quantized(handle, *arguments)
+        else:
+            values = _floats(weight)
+            sizes = *values.shape, self._rounds_inputs
+            wrong = self._library.native_head_add_linear(handle, values.data_ptr(), pointer, *sizes)
+        check(wrong, "copying a matrix")
 
     def _set_vector(self, handle: int, name: str, vector: Tensor) -> None:
         values = _floats(vector)

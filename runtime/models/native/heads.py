@@ -24,6 +24,7 @@ from runtime.engine.kv.cache import KVCache
 from runtime.models.native.draft_calls import NativeDraft, arrays_of, calls_of
 from runtime.models.native.drafters import UNLIMITED, NativeDrafter
 from runtime.models.native.head_weights import HeadWeights, load_heads
+from runtime.models.quantized import Quantized
 
 #: Maximum threads of a draft.
 MAX_THREADS = 4
@@ -36,13 +37,14 @@ class NativeHead:
     call_s: seconds of the last call.
     """
 
-    def __init__(self, head: nn.Module) -> None:
+    def __init__(self, head: nn.Module, quantized: Quantized | None = None) -> None:
+        """quantized: the quantised form of matrices; the inputs of their products are rounded to 8 bits."""
         self.num_threads: int | None = None
         self._choice = ThreadChoice(min(available_threads(), MAX_THREADS))
         self.call_s = 0.0
         self._library = load_heads()
         self._selection_s = c_double()
-        self._handle, self._rotations = HeadWeights(self._library, MAX_THREADS).copy(head)
+        self._handle, self._rotations = HeadWeights(self._library, MAX_THREADS, quantized or {}).copy(head)
 
     def __del__(self) -> None:
         if handle := getattr(self, "_handle", None):

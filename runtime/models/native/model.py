@@ -1,4 +1,4 @@
-"""A decoder whose forward pass runs in native code on the CPU, in float32 or with products in bfloat16.
+"""A decoder whose forward pass runs in native code on the CPU, with products in float32, bfloat16 or 8 bits.
 
 Invariant: the logits of a row depend only on the weights and the row's own tokens by position, bit for bit: not on the
 other rows of the pass, the tree around the row, the cache, how a prompt was cut, or the threads.
@@ -30,6 +30,7 @@ from runtime.models.native.draft_calls import NativeDraft
 from runtime.models.native.drafters import NativeDrafter
 from runtime.models.native.families import norm_weight, norms_of, rotations, shape_of, windows
 from runtime.models.native.weights import Weights
+from runtime.models.quantized import Quantized
 
 #: A pass can use at least this many threads, even on a machine with fewer cores.
 MIN_POOL_THREADS = 4
@@ -39,20 +40,23 @@ class NativeModel:
     """The forward pass of one model over a `Pass`; has the interface of `runtime.models.causal_lm.CausalModel`.
 
     num_threads: threads of the next pass, at most max_threads; None = chosen for each pass by measurement.
-    dtype: the type of the cache and the logits. rounds_inputs: see __init__.
-    is_bfloat16: the weights are kept in bfloat16, because they lose nothing by it or because the products are in it.
+    dtype: the type of the cache and the logits. rounds_inputs: inputs of products are rounded, to bfloat16 or 8 bits.
     """
 
     kernels = "native"
 
-    def __init__(self, model: Any, features: HiddenStates, rounds_inputs: bool = False) -> None:
+    def __init__(
+        self, model: Any, features: HiddenStates, rounds_inputs: bool = False, quantized: Quantized | None = None
+    ) -> None:
         """model: a stock transformers model for which `families.unsupported` is empty; its weights are copied.
 
         rounds_inputs: weights and inputs of the products are rounded to bfloat16; sums, cache and logits are float32.
+        quantized: the quantised form of matrices; the inputs of their products are rounded to 8 bits.
         """
         config = model.config.get_text_config()
         columns = FeatureColumns(config, features)
-        self.device, self.dtype, self.rounds_inputs = torch.device("cpu"), torch.float32, rounds_inputs
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+        self.rounds_inputs = rounds_inputs or bool(quantized)
         self.vocab_size: int = config.vocab_size
         self.max_positions: int = config.max_position_embeddings
         self.has_windows = any(windows(config))
@@ -67,7 +71,7 @@ class NativeModel:
         )
         self._library = load()
         self._handle = ctypes.c_void_p(made(self._library.native_new(ctypes.byref(shape), self.max_threads), "a model"))
-        self._copy_weights(model, columns)
+        self._copy_weights(model, columns, quantized or {})
 
     def __del__(self) -> None:
         if handle := getattr(self, "_handle", None):
@@ -178,9 +182,9 @@ class NativeModel:
             self._choice.observe(num_rows, num_threads, time.perf_counter() - began_s)
         return logits
 
-    def _copy_weights(self, model: Any, columns: FeatureColumns) -> None:
+    def _copy_weights(self, model: Any, columns: FeatureColumns, quantized: Quantized) -> None:
         config, decoder = model.config.get_text_config(), model.get_decoder()
-        family, weights = config.model_type, Weights(self._library, self._handle)
+        family, weights = config.model_type, Weights(self._library, self._handle, quantized)
         for index, (layer, window) in enumerate(zip(decoder.layers, windows(config), strict=True)):
             weights.set_decoder_layer(index, layer)
             for name, norm in norms_of(layer, family).items():
@@ -191,10 +195,11 @@ class NativeModel:
             check(self._library.native_add_rotation(self._handle, pointer, size, rotation.scale), "a rotation")
             for index in rotation.layers:
                 self._library.native_set_rotation(self._handle, index, number)
-        weights.set_vector(-1, "embedding", model.get_input_embeddings().weight)
+        embedding, lm_head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+        if embedding is not lm_head:
+            weights.set_linear(-1, "embedding", embedding)
         weights.set_vector(-1, "final_norm", norm_weight(decoder.norm, family))
-        weights.set_linear(-1, "lm_head", model.get_output_embeddings().weight)
-        self.is_bfloat16 = bool(self._library.native_is_bfloat16(self._handle))
+        weights.set_linear(-1, "lm_head", lm_head)
         self._library.native_set_layer(self._handle, -1, 0, 0 if columns.num_last else -1)
 
 

@@ -16,6 +16,7 @@ extern "C" {
 native::Model* native_new(const native::Shape*, int);
 void native_delete(native::Model*);
 const char* native_set_linear(native::Model*, int, const char*, const float*, int, int);
+const char* native_set_quantized(native::Model*, int, const char*, int, const uint8_t*, int, int);
 const char* native_set_vector(native::Model*, int, const char*, const float*, int);
 void native_set_layer(native::Model*, int, int, int);
 const char* native_add_rotation(native::Model*, const float*, int, float);
@@ -36,6 +37,17 @@ std::vector<float> random_floats(size_t count) {
   return values;
 }
 
+// Random blocks of a quantisation, whose scales are at most 0.03; some are not finite.
+std::vector<uint8_t> random_blocks(int kind, size_t count) {
+  const int size = native::block_bytes(native::Quantization(kind));
+  std::vector<uint8_t> blocks(count * size);
+  for (uint8_t& byte : blocks) byte = uint8_t(rng());
+  for (size_t i = 0; i < count; ++i)
+    for (int at = 1; at < (kind == int(native::Quantization::q4_1) ? 4 : 2); at += 2) blocks[i * size + at] &= 0xa3;
+  if (count && !below(20)) blocks[below(int(count)) * size + 1] = 0x7c;
+  return blocks;
+}
+
 native::Shape random_shape() {
   const int kv_heads = 1 + below(2), group = 1 + below(3);
   return {1 + below(2), 16 * (1 + below(3)), kv_heads * group, kv_heads, 16 * (1 + below(6)), 1 + below(70), 5 + below(60), 1e-6f, 0.25f,
@@ -45,7 +57,10 @@ native::Shape random_shape() {
 native::Model* random_model(const native::Shape& s, int feature_column) {
   native::Model* model = native_new(&s, 3);
   const int heads = s.num_heads + 2 * s.num_kv_heads, mlp = (s.mlp_size + 31) / 32 * 64;
+  const int quantized = below(4);  // 3: no matrix is
   const auto linear = [&](int layer, const char* name, int outputs, int inputs) {
+    const std::vector<uint8_t> blocks = random_blocks(quantized % 3, size_t(outputs) * (inputs / 32));
+    if (quantized < 3 && !native_set_quantized(model, layer, name, quantized, blocks.data(), outputs, inputs)) return;
     native_set_linear(model, layer, name, random_floats(size_t(outputs) * inputs).data(), outputs, inputs);
   };
   const auto vector = [&](int layer, const char* name, int count) {
@@ -63,7 +78,7 @@ native::Model* random_model(const native::Shape& s, int feature_column) {
     if (below(2)) vector(layer, "query_norm", s.head_dim), vector(layer, "key_norm", s.head_dim);
     native_set_layer(model, layer, below(2) ? 1 + below(9) : 0, -1);
   }
-  vector(-1, "embedding", s.vocab_size * s.hidden_size);
+  if (below(2)) linear(-1, "embedding", s.vocab_size, s.hidden_size);
   vector(-1, "final_norm", s.hidden_size);
   linear(-1, "lm_head", s.vocab_size, s.hidden_size);
   native_set_layer(model, -1, 0, feature_column);

@@ -1,4 +1,4 @@
-"""Random passes, sound and damaged: under sanitizers, and compiled for several processors."""
+"""Random passes, sound and damaged, and quantised products: under sanitizers, compiled for several processors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from native.compiling import _processor
 from native.library import LIBRARY
 
 DRIVER = Path(__file__).with_name("fuzz.cpp")
 FLAGS = ["-std=c++17", "-Og", "-g", "-ffp-contract=off", "-pthread"]
 #: Rounds whose results are compared bit by bit.
 NUM_COMPARED = 40
+#: The compiler's options for processors that multiply quads in different ways → the instruction sets that they have.
+PROCESSORS = {
+    "-march=x86-64": "sse2",
+    "-march=x86-64-v3 -fsanitize=address,undefined -fno-sanitize-recover=all": "avx2 fma f16c",
+    "-march=x86-64-v3 -mavxvnni": "avx2 fma f16c avx_vnni",
+    "-march=x86-64-v4 -mavx512vnni": "avx512f avx512bw avx512dq avx512vl avx512_vnni",
+}
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 
 
@@ -53,3 +61,25 @@ def test_no_pass_leaves_its_arrays_and_every_processor_computes_the_same_bits(tm
         assert "damaged passes refused" in run(programs[-1], rounds)
     first, second = (run(program, NUM_COMPARED) for program in programs)
     assert first == second
+
+
+@needs_compiler
+@pytest.mark.timeout(400)
+def test_quantized_products_have_the_bits_of_scalar_loops_on_every_processor(tmp_path: Path) -> None:
+    """The driver compares; what this processor cannot run is only compiled."""
+    source, results = DRIVER.with_name("quantized.cpp"), set()
+    for number, flags in enumerate(PROCESSORS if platform.machine() == "x86_64" else {"": ""}):
+        program = tmp_path / str(number)
+        options = *FLAGS, *flags.split(), "-O1", f"-I{LIBRARY.folder}"
+        command = [
+            str(COMPILER),
+            *options,
+            str(source),
+            str(LIBRARY.folder / "forward/product.cpp"),
+            "-o",
+            str(program),
+        ]
+        subprocess.run(command, check=True, timeout=200)
+        if set(PROCESSORS.get(flags, "").split()) <= set(_processor().split()):
+            results.add(run(program, 1))
+    assert len(results) == 1

@@ -135,7 +135,7 @@ def test_the_trees_are_those_of_the_torch_engine(pair: Pair) -> None:
         assert bool(found.q) == call.head.draws
         for ours, theirs in zip(found.q, expected.q, strict=True):
             assert ours.ids.tolist() == theirs.ids.tolist()
-            assert ours.probs == pytest.approx(theirs.probs, rel=1e-5)
+            assert ours.probs == pytest.approx(theirs.probs, rel=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "redrafter:projected"])
