@@ -49,7 +49,7 @@ demo: $(VENV)/.serve ## a real model answers questions: every method the same te
 serve: $(VENV)/.serve ## run a deployment: make serve CONFIG=serving.toml
 	@$(PY) -m launcher $(CONFIG)
 
-reload: $(VENV)/.serve ## apply the changed deployment file to a running server: make reload ARGS=--help
+reload: $(VENV)/.serve ## restart a running server, behind a drain, with its deployment file: make reload ARGS=--help
 	@$(PY) -m launcher.reload $(ARGS)
 
 gateway: $(VENV)/.serve ## a server, OpenAI's API before it, the playground: make gateway ARGS=--help

@@ -1,4 +1,4 @@
-"""`python -m launcher [serving.toml]`: run a deployment until Ctrl-C or SIGTERM; SIGHUP reloads its file."""
+"""`python -m launcher [serving.toml]`: run a deployment until Ctrl-C or SIGTERM; SIGHUP restarts it with its file."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ environment:
   SPECSERVE_HOST           the address to listen on (127.0.0.1)
   SPECSERVE_LOG_LEVEL      error, warning, info or verbose (warning)
   SPECSERVE_READY_LIMIT_S  seconds until all models must be ready (180); large engines take minutes
-  SPECSERVE_HANG_LIMIT_S   seconds that a model's process may be silent before it is replaced (20); longer
-                           than the longest pass of a large model on a slow machine
+  SPECSERVE_HANG_LIMIT_S   seconds that the server may generate no token, though asked for one, before Triton is
+                           restarted (20); longer than two passes of a large model on a slow machine
   SPECSERVE_STOP_LIMIT_S   seconds that running requests get when the server is stopped (10);
                            a second signal does not wait for them
   TRITON_ROOT              a Triton installation (/opt/tritonserver, else the wheel)

@@ -103,14 +103,13 @@ def _bindable(endpoint: str, host: str) -> str:
 def call_threads(environ: Mapping[str, str], max_running: int) -> int:
     """Return the number of threads on which Triton makes the calls of a model and sends its responses.
 
-    With that many, an engine's process may die under `max_running` requests twice (once if `max_running` is large)
-    before the public models have to be restarted (orchestrator/server/renewal.py). Raises ConfigError for an unusable
-    number in the environment.
+    A call that an engine's process had taken when it died keeps its thread until Triton is restarted. Raises
+    ConfigError for an unusable number in the environment.
     """
     text = environ.get(CALL_THREADS, "")
     if text and not (text.isdecimal() and int(text) >= MIN_CALL_THREADS):
         raise ConfigError(f"{CALL_THREADS} must be a number from {MIN_CALL_THREADS} on, got {text!r} (environment)")
-    return int(text) if text else max(32 + 2 * max_running, min(32 + 3 * max_running, 512))
+    return int(text) if text else 32 + 3 * max_running
 
 
 def stub_environment(environ: Mapping[str, str], config_path: Path, state: Path, launch: Launch) -> dict[str, str]:
@@ -119,7 +118,6 @@ def stub_environment(environ: Mapping[str, str], config_path: Path, state: Path,
         "SERVING_CONFIG": str(config_path),
         STATE_FOLDER: str(state),
         ENGINE_KEY: secrets.token_hex(16),
-        CALL_THREADS: str(launch.call_threads),
         LOG_LEVEL: launch.log_level,
     }
     return {**STUB_ENVIRONMENT, **environ, **own}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from orchestrator.core.errors import ConfigError
 
 #: The public models; each is loaded if the repository has it.
 PUBLIC = ("speculative", "speculative_unary")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+_NAME_LINE = re.compile(r'^name: "(.*)"$', re.MULTILINE)
 
 
 def load_deployment(path: Path, environ: Mapping[str, str], repository: Path) -> tuple[ServingConfig, list[str]]:
@@ -58,3 +61,27 @@ def _check_checkpoint(key: str, value: str) -> None:
     if Path(value).is_absolute() and not is_gguf(value) and not (Path(value) / "config.json").is_file():
         what = "has no config.json" if Path(value).is_dir() else "does not exist"
         raise ConfigError(f"the checkpoint folder {value} {what} (key {key}; a hub id is written owner/name)")
+
+
+def alias_names(aliases: str, taken: Iterable[str]) -> list[str]:
+    """Return the names in a comma-separated list, for clients that expect another server's model name.
+
+    Raises ConfigError for one that is not a name, or is taken.
+    """
+    names = [name.strip() for name in aliases.split(",") if name.strip()]
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"aliases must be names of letters, digits, _ and -, got {name!r} (key aliases)")
+        if name in taken or names.count(name) > 1:
+            raise ConfigError(f"aliases must be new names, got {name!r}, which is taken (key aliases)")
+    return names
+
+
+def write_aliases(folder: Path, repository: Path, names: Sequence[str]) -> None:
+    """Write a model repository with the model `speculative` under these names; its code stays in `repository`."""
+    config = (repository / PUBLIC[0] / "config.pbtxt").read_text(encoding="utf-8") if names else ""
+    for name in names:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "config.pbtxt").write_text(_NAME_LINE.sub(f'name: "{name}"', config, count=1), "utf-8")
+        if not (folder / name / "1").is_symlink():
+            (folder / name / "1").symlink_to((repository / PUBLIC[0] / "1").resolve())

@@ -2,10 +2,10 @@
 
 GET /live     200, or 503 and why the server must be restarted
 GET /ready    200, or 503 and why it takes no requests
-GET /token    200 when a token has just been generated and gRPC answers, or 503 and why not
+GET /token    200 when a token has just been generated, or 503 and why not
 GET /drain    {"draining": false, "running": 3}
 PUT /drain    begin the drain; DELETE /drain ends it; from this machine only
-PUT /reload   200 and what has changed, or 409 and why nothing has; from this machine only
+PUT /reload   restart behind a drain: 200 and what has changed, or 409 and why it was refused; from this machine only
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Watched(Protocol):
         """Return why the server takes no requests now, None if it takes them."""
 
     def reload(self) -> str:
-        """Apply what has changed in the deployment file; return it in words, raise ServingError if refused."""
+        """Restart with the deployment file as it is; return its changes in words, raise ServingError if refused."""
 
 
 class HealthServer:

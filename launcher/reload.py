@@ -1,7 +1,7 @@
-"""`python -m launcher.reload`: apply what has changed in a running server's deployment file.
+"""`python -m launcher.reload`: restart a running server, behind a drain, with its deployment file as it is now.
 
-Limits, drafters, token statistics and the default method change without losing a request. Any other change is refused,
-and so is a file that cannot be served; the server then continues as before. SIGHUP does the same.
+A file that cannot be served is refused; the server then continues as before. Requests that run get
+SPECSERVE_STOP_LIMIT_S to end; new ones are refused until the server is ready again. SIGHUP does the same.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ environment:
   SPECSERVE_HEALTH_PORT, SPECSERVE_HOST
       where the launcher answers (8003, 127.0.0.1): the values that it was started with
 
-exit status: 0 the settings are in effect, 1 they were refused and nothing has changed, 2 no launcher answered
+exit status: 0 the settings are in effect, 1 they were refused or could not be loaded, 2 no launcher answered
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Reload; return the exit status."""
+    """Restart; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="launcher.reload",
         description=__doc__,

@@ -8,29 +8,23 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 
 from launcher import log
 from launcher.admin import Admin
-from launcher.aliases import names_of, write_repository
-from launcher.answer_watch import AnswerWatch
 from launcher.command import Launch, call_threads, stub_environment
-from launcher.deployment import load_deployment, python_models
-from launcher.engines import with_kernels
-from launcher.grpc_frontend import GrpcFrontend
+from launcher.deployment import PUBLIC, alias_names, load_deployment, python_models, write_aliases
 from launcher.health import HealthServer
-from launcher.probe import Probe
-from launcher.reloader import Reloader
+from launcher.probe import Probe, with_kernels
 from launcher.settings import Ports, Settings, free_ports, reachable
+from launcher.triton import find_triton
 from launcher.triton_process import TritonProcess
-from launcher.watch import Watch, reload_limit_s
-from launcher.wear import Wear
+from launcher.watchdog import Watchdog, reload_limit_s
 from launcher.workfolder import WorkFolder
 from orchestrator.core.deployment.config import ServingConfig
-from orchestrator.core.deployment.drain_state import Drain, finish_requests
+from orchestrator.core.deployment.drain_state import Drain, Request, finish_requests
 from orchestrator.core.deployment.stubs import living_stubs
-from orchestrator.core.errors import ServingError
+from orchestrator.core.errors import ServingError, abbreviated
 
 REPOSITORY = Path(__file__).resolve().parent.parent / "model_repository"
 DEFAULTS = Settings()
@@ -41,8 +35,8 @@ _EXIT_LIMIT_S = 5
 class Server:
     """A Triton server that runs a deployment, as a context manager.
 
-    Start it from a thread that outlives it: the kernel ends the server when that thread ends. If a signal ends Triton
-    while it serves, it is started again on the same ports (launcher.watch), also if it is worn out (launcher.wear).
+    Start it from a thread that outlives it: the kernel ends the server when that thread ends. `launcher.watchdog`
+    repairs it while it serves.
 
     Args:
         config_path: the deployment file.
@@ -50,7 +44,7 @@ class Server:
         ports, host: where to listen; free ports unless given.
         env: added to the process environment, which it overrides (`SERVING_<KEY>` included).
         ready_limit_s: how long loading may take.
-        hang_limit_s: how long a model's process may be silent before it is killed and started again.
+        hang_limit_s: how long the server may generate no token, though asked for one, until it is started again.
         stop_limit_s: how long `finish_requests` waits; Triton then has as long to end, but at most 5 s.
         log_level: error, warning, info or verbose.
         say: called with each line that the launcher itself prints.
@@ -82,12 +76,12 @@ class Server:
         self._environ = {**os.environ, **(env or {})}
         self._ready_limit_s, self._hang_limit_s, self._stop_limit_s = ready_limit_s, hang_limit_s, stop_limit_s
         self._log_level, self._say, self._pass_on = log_level, say, pass_on
+        self._config: ServingConfig | None = None
         self._work: WorkFolder | None = None
         self._triton: TritonProcess | None = None
-        self._watch: Watch | None = None
-        self._answer_watch: AnswerWatch | None = None
+        self._watchdog: Watchdog | None = None
         self._health: HealthServer | None = None
-        self._reloader: Reloader | None = None
+        self._reloading = threading.Lock()
         self._key = secrets.token_hex(16)
         self._admin = Admin(reachable(host), self.ports.http, self._key)
         self.http_url, self.grpc_url, self.metrics_url, self.health_url = self.ports.urls(host)
@@ -107,37 +101,40 @@ class Server:
             StartError: the server ended, or was not ready in time.
         """
         began_s = time.monotonic()
-        load = partial(load_deployment, self.config_path, self._environ, self.repository)
-        config, self.models = load()
-        self.drafters = config.drafters
-        self.models += (aliases := names_of(config.aliases, self.models))
+        config, models = self._load()
         self.ports.check_free(self.host)
-        self._work = WorkFolder()
-        reloader = Reloader(config, lambda: load()[0], self._work.state, self._ready_limit_s)
+        self._work = work = WorkFolder()
+        public = [name for name in PUBLIC if name in models]
+        probe = Probe(self.http_url, self.metrics_url, public, self._hang_limit_s / 2)
         try:
-            write_repository(self._work.aliases, self.repository, aliases)
-            frontend = GrpcFrontend(reachable(self.host), self.ports.grpc)
-            probe = Probe(self.http_url, self.metrics_url, frontend)
             self._health = HealthServer(self.host, self.ports.health, self, self.drain, probe)
-            self._triton = triton = self._make_triton(self._work, config)
+            self._triton = triton = TritonProcess(
+                find_triton(self._environ, work.path),
+                work,
+                self._admin,
+                ready_limit_s=self._ready_limit_s,
+                say=self._say,
+                is_stopped=lambda: self.stop_requested,
+            )
+            self._warn_of_wheel(triton)
+            in_python = self._configure(config, models)
             triton.start()
         except BaseException:
             self.stop(keeps_log=not self.stop_requested)
             raise
-        self.started_in_s, self._reloader = time.monotonic() - began_s, reloader
-        self._watch = Watch(
+        self.started_in_s = time.monotonic() - began_s
+        self._watchdog = Watchdog(
             triton,
-            python_models(self.models, (self.repository, self._work.aliases)),
+            in_python,
             self._admin,
+            probe,
+            Drain(work.state, Request.RESTART),
             say=self._say,
             load_limit_s=reload_limit_s(self.started_in_s, self._ready_limit_s),
-            heartbeats=self._work.state,
-            hang_limit_s=self._hang_limit_s,
-            wear=Wear(self._work.state, self._stop_limit_s, lambda: self.stop_requested, self._say),
+            stop_limit_s=self._stop_limit_s,
+            probe_period_s=self._hang_limit_s / 2,
         )
-        self._watch.start()
-        self._answer_watch = AnswerWatch(self, probe, frontend, triton.kill, self._say, self._hang_limit_s)
-        self._answer_watch.start()
+        self._watchdog.start()
 
     def wait(self) -> str | None:
         """Block while the server is well, passing on its log; return what ended it, None if a stop was requested."""
@@ -156,19 +153,19 @@ class Server:
 
     def failure(self) -> str | None:
         """Return in one line what is wrong with the running server, None if nothing is."""
-        if self._watch:
-            return self._watch.failure
+        if self._watchdog:
+            return self._watchdog.failure
         return self._triton.why_ended() if self._triton else "the server is not running"
 
     def why_not_live(self) -> str | None:
         """Return in one line why the server must be restarted, if so; while its models load, only if it has ended."""
-        return self._watch.why_not_live() if self._watch else self.failure()
+        return self._watchdog.why_not_live() if self._watchdog else self.failure()
 
     def why_not_ready(self) -> str | None:
         """Return in one line why the server takes no requests now, None if it takes them."""
-        if self._watch is None:
+        if self._watchdog is None:
             return "the server's models are being loaded"
-        if why := self._watch.why_not_ready():
+        if why := self._watchdog.why_not_ready():
             return why
         if self.drain.is_requested:
             return "the server is draining"
@@ -187,20 +184,25 @@ class Server:
         return finish_requests(self.drain, self._stop_limit_s, lambda: self._stop_at_once, self._say)
 
     def reload(self) -> str:
-        """Apply what has changed in the deployment file and in the folders that it names; return that in words.
+        """Drain the server and restart it with the deployment file as it is now; return in words what has changed.
 
-        Raises ConfigError if the file cannot be served or changes something that needs a restart, ServingError if a
-        model cannot prepare it; then nothing has changed.
+        Raises ConfigError if the file cannot be served; then nothing has changed. Raises ServingError if models cannot
+        be loaded, one reload is under way, or the server still starts; in the first case `failure` says why it ends.
         """
         try:
-            if self._reloader is None or self._watch is None or self._watch.is_starting:
+            if self._watchdog is None or self._config is None:
                 raise ServingError("the server's models are being loaded")
-            processes = {pid: model for pid, model in self.pids().items() if model in self.models}
-            done = self._reloader.reload(processes, self._watch.kill)
+            if not self._reloading.acquire(blocking=False):
+                raise ServingError("another reload is under way")
+            try:
+                config, models = self._load()
+                done = f"reload: {_described(self._config, config)}"
+                self._watchdog.restart(lambda: self._configure(config, models))
+            finally:
+                self._reloading.release()
         except ServingError as error:
-            self._say(f"reload refused, nothing has changed: {error}")
+            self._say(f"reload refused: {error}")
             raise
-        self.drafters = self._reloader.config.drafters
         self._say(done)
         return done
 
@@ -220,10 +222,10 @@ class Server:
         """
         if self._health:
             self._health.close()
-        for part in (self._answer_watch, self._watch, self._triton):
+        for part in (self._watchdog, self._triton):
             if part:
                 part.end()
-        self._health = self._watch = self._answer_watch = self._triton = self._reloader = None
+        self._health = self._watchdog = self._triton = None
         if self._work and keeps_log and self.log():
             self._say(f"the server's log: {self._work.keep_log()}")
         elif self._work:
@@ -257,21 +259,26 @@ class Server:
             f"health {self.health_url}; models {', '.join(models)}"
         )
 
-    def _reload_and_say(self) -> None:
-        with contextlib.suppress(ServingError):  # `reload` has reported it
-            self.reload()
-
     @property
     def _started(self) -> WorkFolder:
         if self._work is None:
             raise ServingError("the server has not been started")
         return self._work
 
-    def _make_triton(self, work: WorkFolder, config: ServingConfig) -> TritonProcess:
-        """Return the Triton process of a work folder, not started yet."""
+    def _load(self) -> tuple[ServingConfig, list[str]]:
+        """Return the deployment as its file is now, and its Triton models; raises ConfigError."""
+        config, models = load_deployment(self.config_path, self._environ, self.repository)
+        return config, models + alias_names(config.aliases, models)
+
+    def _configure(self, config: ServingConfig, models: list[str]) -> list[str]:
+        """Set what Triton is started with; return the models that have a process."""
+        work, triton = self._started, self._triton
+        assert triton is not None
+        self._config, self.drafters, self.models = config, config.drafters, models
+        write_aliases(work.aliases, self.repository, alias_names(config.aliases, ()))
         launch = Launch(
             repositories=tuple(path for path in (self.repository, work.aliases) if path.exists()),
-            models=tuple(self.models),
+            models=tuple(models),
             host=self.host,
             ports=self.ports,
             key=self._key,
@@ -281,12 +288,22 @@ class Server:
             uses_gpu=config.device != "cpu",
             call_threads=call_threads(self._environ, config.max_running),
         )
-        return TritonProcess(
-            launch,
-            stub_environment(self._environ, self.config_path, work.state, launch),
-            work,
-            self._admin,
-            ready_limit_s=self._ready_limit_s,
-            say=self._say,
-            is_stopped=lambda: self.stop_requested,
-        )
+        triton.configure(launch, stub_environment(self._environ, self.config_path, work.state, launch))
+        return python_models(models, launch.repositories)
+
+    def _warn_of_wheel(self, triton: TritonProcess) -> None:
+        if triton.is_from_wheel and self.host not in ("127.0.0.1", "::1", "localhost"):
+            self._say(
+                f"warning: listening on {self.host}; the wheel's Triton 2.51 is not safe on networks you do not trust"
+            )
+
+    def _reload_and_say(self) -> None:
+        with contextlib.suppress(ServingError):  # `reload` has reported it
+            self.reload()
+
+
+def _described(before: ServingConfig, after: ServingConfig) -> str:
+    """Return in words what has changed; the files that a key names may have changed, too."""
+    pairs = {key: (getattr(before, key), getattr(after, key)) for key in ServingConfig.model_fields}
+    words = [f"{key} {abbreviated(old)} -> {abbreviated(new)}" for key, (old, new) in pairs.items() if old != new]
+    return ", ".join(words) or "no key has changed"

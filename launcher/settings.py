@@ -130,7 +130,7 @@ class Settings(Declaration):
     log_level: str = "warning"
     #: limit from the start until all models are ready, and for each model that is reloaded
     ready_limit_s: int = _seconds(180)
-    #: how long a model's process may be silent before it is killed and started again
+    #: how long the server may generate no token, though asked for one, until Triton is restarted
     hang_limit_s: int = _seconds(20)
     #: how long running requests get when the server is stopped
     stop_limit_s: int = _seconds(10)

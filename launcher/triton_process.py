@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from launcher import log, process
 from launcher.admin import Admin
 from launcher.command import Launch
-from launcher.triton import find_triton
+from launcher.triton import Triton
 from launcher.workfolder import WorkFolder
 from orchestrator.core.errors import ServingError
 
@@ -30,11 +30,8 @@ class AbortedStart(StartError):
 class TritonProcess:
     """Owns one tritonserver process at a time, its log and its shared memory; any thread may end it while it starts.
 
-    Raises ConfigError if no Triton is installed that can run here.
-
     Args:
-        launch: its settings.
-        environ: its environment, which may also name its installation (TRITON_ROOT).
+        installed: the program.
         work: where its log and its shared memory are.
         admin: asks it whether it is ready.
         ready_limit_s: how long it may take to load its models.
@@ -44,8 +41,7 @@ class TritonProcess:
 
     def __init__(
         self,
-        launch: Launch,
-        environ: Mapping[str, str],
+        installed: Triton,
         work: WorkFolder,
         admin: Admin,
         *,
@@ -53,19 +49,22 @@ class TritonProcess:
         say: Callable[[str], None],
         is_stopped: Callable[[], bool],
     ) -> None:
-        triton = find_triton(environ, work.path)
-        if triton.from_wheel and launch.host not in ("127.0.0.1", "::1", "localhost"):
-            say(
-                f"warning: listening on {launch.host}; the wheel's Triton 2.51 is not safe on networks you do not trust"
-            )
-        self._command, self._environ = launch.command(triton), triton.environment(environ)
-        self._models, self._work, self._admin = launch.models, work, admin
-        self._ready_limit_s, self._exit_limit_s = ready_limit_s, launch.exit_limit_s + _KILL_AFTER_S
-        self._say, self._is_stopped = say, is_stopped
+        self._installed, self._work, self._admin = installed, work, admin
+        self._ready_limit_s, self._say, self._is_stopped = ready_limit_s, say, is_stopped
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._has_ended = False
         self._log_offset = 0
+
+    def configure(self, launch: Launch, environ: Mapping[str, str]) -> None:
+        """Set what the next process is started with; environ: the environment of its models."""
+        self._command, self._environ = launch.command(self._installed), self._installed.environment(environ)
+        self._models, self._exit_limit_s = launch.models, launch.exit_limit_s + _KILL_AFTER_S
+
+    @property
+    def is_from_wheel(self) -> bool:
+        """True if the program is that of the wheel, not a container's."""
+        return self._installed.from_wheel
 
     @property
     def pid(self) -> int | None:

@@ -5,9 +5,10 @@ of the undisturbed replica; visitors come to the replicas directly, cancel, are 
 error where a process was lost. Callers go through a second gateway, a process that is hurt like the others: each call
 ends with its text, or with one clear error near that gateway's loss, and the harness starts it again as Kubernetes
 would. One process at a time is killed (SIGKILL) or stopped (SIGSTOP), of each kind in turn,
-and between two of these a replica reloads its deployment file, in which drafters and limits have changed. The whole
+and between two of these a replica restarts behind a drain with its deployment file, in which drafters and limits have
+changed. The whole
 `tritonserver` is hurt on the first replica alone, so that whatever grows in the second one has time to, until the
-launcher replaces that Triton as worn out (launcher.wear).
+launcher restarts that Triton (launcher.watchdog).
 """
 
 from __future__ import annotations
@@ -90,7 +91,6 @@ class Layout(NamedTuple):
 
 
 IN_TARGET = Layout(KINDS, SERVING, SETTINGS, 90.0)
-#: A running server cannot change drafters that have processes of their own.
 OWN_PROCESSES = Layout(
     (*KINDS, "draft", *HEADS),
     f'{SERVING}placement = "separate"\ndraft = "draft"\n',
@@ -116,6 +116,7 @@ class Reload(NamedTuple):
     """A reload that a replica was asked for. said: the answer. took_s: until it came."""
 
     replica: int
+    began_s: float
     took_s: float
     status: int
     said: str
@@ -154,7 +155,7 @@ class Chaos:
         began_s = time.monotonic()
         launcher = LauncherClient(server.host, server.ports.health)
         status, said = launcher.request("PUT", "/reload", HEAL_LIMIT_S)
-        done = Reload(replica, time.monotonic() - began_s, status, said)
+        done = Reload(replica, began_s, time.monotonic() - began_s, status, said)
         self.reloads.append(done)
         # After one that was not taken over, the file may be again what the processes have.
         is_taken = status == 200 and ("->" in said or any(each.status != 200 for each in earlier))
@@ -278,7 +279,7 @@ def write_settings(file: Path, number: int, layout: Layout = IN_TARGET) -> None:
 def note(ends: list[End], replica: int, line: str) -> None:
     """Print a line of a replica's launcher, and note when its Triton has ended or is being replaced."""
     print(f"  {replica}: {line}", flush=True)
-    is_planned = line.endswith("; replacing Triton")
+    is_planned = line.endswith(": restarting it")
     if is_planned or line.startswith("the server ended by signal"):
         ends.append(End(replica, time.monotonic(), is_planned))
 
@@ -316,6 +317,7 @@ class Result:
         if visit.outcome not in ("error", "cut", "unanswered") or visit.kind == "deadline":
             return False
         hurt = [(fault.replica, fault.began_s, fault.began_s + fault.healed_s) for fault in self.chaos.faults]
+        hurt += [(reload.replica, reload.began_s, reload.began_s + reload.took_s) for reload in self.chaos.reloads]
         hurt += [
             (end.replica, end.at_s - NOTICE_S, end.at_s + self.chaos.layout.ready_limit_s) for end in self.chaos.ends
         ]

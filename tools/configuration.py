@@ -28,7 +28,8 @@ Every key of a deployment file such as `serving.toml`. This page is made by `mak
 fields of `ServingConfig` in `orchestrator/core/deployment/config.py`: change them there.
 
 `SERVING_<KEY>` in the environment overrides a key of the file, which overrides the default
-([protocol](protocol.md#servingtoml)). Some keys can be changed while the server runs ([reload](operations.md#reload)).
+([protocol](protocol.md#servingtoml)). A running server takes a changed file with a
+[reload](operations.md#reload).
 Ports, the log level and the time limits of starting and stopping are not keys: they are environment variables of the
 launcher ([operations](operations.md#start-and-stop)).
 """

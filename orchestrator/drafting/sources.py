@@ -89,7 +89,6 @@ class RunProposers:
     They also propose tokens that a grammar forbids; the run removes them, on a thread that no other request waits for.
 
     drafters: those in this process, by name. pass_costs: of the target, as measured at its load; None = not measured.
-    memory: earlier responses; None = a new memory, if the deployment remembers responses.
     """
 
     def __init__(
@@ -97,9 +96,8 @@ class RunProposers:
         config: ServingConfig,
         drafters: Mapping[str, Drafter],
         pass_costs: PassCosts | None = None,
-        memory: ResponseMemory | None = None,
     ) -> None:
-        self.memory = memory or (new_memory(config.remember_tokens) if config.remember_tokens else None)
+        self.memory = new_memory(config.remember_tokens) if config.remember_tokens else None
         self._sources = ProposerSources(config, served_checkpoint(config), self.memory, pass_costs)
         self._drafters = drafters
         self._learning: WorkerPool[None] = WorkerPool("memory", 1)

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
 from orchestrator.core.deployment.config import ServingConfig, load_config
-from orchestrator.core.deployment.heartbeat import Heartbeat
 from orchestrator.core.errors import EngineError, ServingError
 from orchestrator.core.messages.context import released_sequence
 from orchestrator.core.messages.drafter import DraftRequest, pack_draft_response, unpack_draft_request
@@ -102,7 +101,6 @@ class EngineHost(Generic[Request]):
         self._exporter = MetricsExporter(ENGINE_FAMILIES, model=model)
         self._model, self._drafters = model, dict(drafters)
         self._exporters: dict[str, tuple[MetricsExporter, MetricsExporter]] = {}
-        self._heartbeat = Heartbeat.from_environment()
         engine.watch(self._show)
         engine.on_broken(_end_process)
 
@@ -111,11 +109,6 @@ class EngineHost(Generic[Request]):
         self._exporter.show(info_values(config, self.kernels))
         for name, drafter in self._drafters.items():
             self._exporters_of(name)[0].show(info_values(config, drafter.kernels))
-
-    def show_drafters(self, drafters: Mapping[str, HostedDrafter], config: ServingConfig) -> None:
-        """Show the metrics of these drafters from now on, instead of those of the previous ones."""
-        self._drafters = dict(drafters)
-        self.show_info(config)
 
     def execute(self, requests: list[Any]) -> list[None]:
         """Hand the requests to the engine thread, which answers through their senders."""
@@ -129,8 +122,6 @@ class EngineHost(Generic[Request]):
         self._engine.close()
 
     def _show(self, status: EngineStatus) -> None:
-        if self._heartbeat:  # called on the engine's thread, which is therefore alive
-            self._heartbeat.beat()
         self._exporter.show(engine_values(status))
         for name, drafter in self._drafters.items():
             engine, calls = self._exporters_of(name)

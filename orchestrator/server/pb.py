@@ -5,13 +5,11 @@ from __future__ import annotations
 import ctypes
 import hmac
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
-import psutil
 import triton_python_backend_utils as pb_utils
 
 from orchestrator.core.deployment.config import ENGINE_KEY
@@ -27,8 +25,6 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 _CALLS: WorkerPool[Any] = WorkerPool("model-call")
 _STUBS = Stubs()
-#: The process that takes each call under way; the key is an object per call.
-_UNDER_WAY: dict[object, psutil.Process | None] = {}
 _KEY_NAME = "key"
 _KEY = os.environ.get(ENGINE_KEY, "")
 
@@ -165,19 +161,10 @@ def _execute(model: str, tensors: Incoming, outputs: Sequence[str], request_id: 
     request = pb_utils.InferenceRequest(
         model_name=model, requested_output_names=list(outputs), inputs=_pb_tensors(tensors), request_id=request_id
     )
-    _UNDER_WAY[call := object()] = _STUBS.process_of(model)
     try:
         return request.exec()
     except pb_utils.TritonModelException as error:
         raise EngineLost(f"Triton model {model!r} cannot be called: {error}") from None
-    finally:
-        del _UNDER_WAY[call]
-
-
-def num_lost_calls() -> int:
-    """Return how many calls from this process will never be answered, because the process that took them has died."""
-    counts = Counter(list(_UNDER_WAY.values()))
-    return sum(number for process, number in counts.items() if process and not is_alive(process))
 
 
 def metric_family(name: str, kind: str, description: str) -> Any:

@@ -1,38 +1,34 @@
-"""The public Triton models: read requests, admit them, and apply what a reload changes."""
+"""The public Triton models: read requests and admit them."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from collections.abc import Collection
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from orchestrator.core.deployment.capabilities import capabilities_of
-from orchestrator.core.deployment.config import CALL_THREADS, STATE_FOLDER, ServingConfig, load_config
+from orchestrator.core.deployment.config import STATE_FOLDER, ServingConfig, load_config
 from orchestrator.core.deployment.drain_state import Drain
 from orchestrator.core.deployment.engine_manifest import served_checkpoint
-from orchestrator.core.deployment.heartbeat import Heartbeat, ask_for_replacement
-from orchestrator.core.deployment.reload_requests import Commit, ReloadListener
 from orchestrator.core.errors import ConfigError, Draining, QueueFull, RequestError, Unavailable
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.drafting.dependencies import ProposerDependencies
 from orchestrator.drafting.drafter_clients import DraftAnswer
-from orchestrator.drafting.memory import ResponseMemory, new_memory
+from orchestrator.drafting.memory import new_memory
 from orchestrator.drafting.sources import ProposerSources
 from orchestrator.server import pb
 from orchestrator.server.admission import Admission, queue_full, tenant_limits
 from orchestrator.server.breaker import Breaker
-from orchestrator.server.clients import GRACE_S, BlsDrafterClient, BlsTargetClient
+from orchestrator.server.clients import BlsDrafterClient, BlsTargetClient
 from orchestrator.server.generation_handler import GenerationHandler, send_error
 from orchestrator.server.generation_request import GenerationRequest
 from orchestrator.server.inputs import read
 from orchestrator.server.logs import configure_logging
 from orchestrator.server.loop import SequenceState, StepByStep, Steps, StepsOfRun
 from orchestrator.server.metrics import DRAFT_FAMILIES, MetricsExporter, draft_values
-from orchestrator.server.renewal import Load, Renewal
 from orchestrator.server.request_builder import RequestBuilder
 from orchestrator.server.request_metrics import RequestMetrics, reason_of
 from orchestrator.server.tracing import Traces
@@ -40,15 +36,6 @@ from orchestrator.server.tracing import Traces
 SHUTDOWN_LIMIT_S = 20.0
 # Sending a refusal waits for Triton's process, so a pool of threads sends them, never the thread that accepts requests.
 NUM_REFUSING, REFUSING_LIMIT_S = 8, 5.0
-
-
-class Served(NamedTuple):
-    """What a deployment's settings determine; a reload replaces all of it. memory: None = nothing is remembered."""
-
-    config: ServingConfig
-    memory: ResponseMemory | None
-    sources: ProposerSources
-    builder: RequestBuilder
 
 
 class PublicHost:
@@ -60,7 +47,7 @@ class PublicHost:
         Raises ConfigError when a request that names no method could not be served.
         """
         configure_logging(args["model_name"])
-        config = load_config(os.environ["SERVING_CONFIG"])
+        self._config = config = load_config(os.environ["SERVING_CONFIG"])
         self._checkpoint = served_checkpoint(config)
         self._streams = bool(json.loads(args["model_config"]).get("model_transaction_policy", {}).get("decoupled"))
         folder = Path(os.environ[STATE_FOLDER]) if os.environ.get(STATE_FOLDER) else None
@@ -73,46 +60,29 @@ class PublicHost:
         self._drafter_exporters = {
             name: MetricsExporter(DRAFT_FAMILIES, model=args["model_name"], drafter=name) for name in self._breakers
         }
-        self._served = self._read(config, new_memory(config.remember_tokens) if config.remember_tokens else None)
+        self._memory = new_memory(config.remember_tokens) if config.remember_tokens else None
+        self._sources = ProposerSources(config, self._checkpoint, self._memory)
+        self._builder = RequestBuilder(
+            config,
+            self._checkpoint,
+            frozenset(config.drafters),
+            self._sources.grammars,
+            self._streams,
+            capabilities_of(config),
+        )
+        self._check_default(config)
         self._admission = Admission(config.max_running, config.max_waiting, folder, tenant_limits(config))
         self._metrics = RequestMetrics(args["model_name"], self._gauges)
         self._traces = Traces.from_environment(args["model_name"])
-        self._latest_deadline_s = time.monotonic()
-        self._renewal: Renewal | None = None
-        if folder and CALL_THREADS in os.environ:  # set by a launcher, which can replace the process
-            self._renewal = Renewal(int(os.environ[CALL_THREADS]), self._load, partial(ask_for_replacement, folder))
-            self._renewal.start()
-        if heartbeat := Heartbeat.from_environment():
-            heartbeat.start()
-        ReloadListener.start(self._prepare_reload)
 
-    def _read(self, config: ServingConfig, memory: ResponseMemory | None) -> Served:
-        """Return what is derived from the settings of a deployment; raises ConfigError if they cannot be served."""
-        checkpoint = self._checkpoint
-        sources = ProposerSources(config, checkpoint, memory)
-        drafters, capabilities = frozenset(config.drafters), capabilities_of(config)
-        builder = RequestBuilder(config, checkpoint, drafters, sources.grammars, self._streams, capabilities)
-        served = Served(config, memory, sources, builder)
+    def _check_default(self, config: ServingConfig) -> None:
+        """Raise ConfigError if a request that names no method could not be served."""
         try:
-            if not (config.is_colocated and builder.default.plan.drafter):  # the target's process has the drafter
-                builder.default.plan.proposer(self._dependencies(served, builder.default))
+            # With `colocated`, the target's process has the drafter.
+            if not (config.is_colocated and self._builder.default.plan.drafter):
+                self._builder.default.plan.proposer(self._dependencies(self._builder.default))
         except RequestError as error:
             raise ConfigError(f"default_speculation: {error}") from None
-        return served
-
-    def _prepare_reload(self, config: ServingConfig, changed: Collection[str]) -> Commit:
-        """Return a function that applies new settings to the requests that come after it; raises ConfigError."""
-        memory = self._served.memory
-        if "remember_tokens" in changed:
-            memory = new_memory(config.remember_tokens) if config.remember_tokens else None
-        served = self._read(config, memory)
-
-        def commit() -> None:
-            # The limits first: a request that is read with the new settings must find as many slots as they allow.
-            self._admission.resize(config.max_running, config.max_waiting, tenant_limits(config))
-            self._served = served
-
-        return commit
 
     def execute(self, requests: list[Any]) -> None:
         """Admit the requests; they are answered from their own threads."""
@@ -126,7 +96,7 @@ class PublicHost:
 
     def is_ready(self) -> bool:
         """Tell Triton, which asks from release 26.03 on, whether new requests are accepted."""
-        return not ((self._drain and self._drain.is_requested) or (self._renewal and self._renewal.refuses))
+        return not (self._drain and self._drain.is_requested)
 
     def finalize(self) -> None:
         """Let the running requests end, within a limit."""
@@ -141,25 +111,21 @@ class PublicHost:
                 self._traces.close()
 
     def _accept(self, request: Any, sender: Any) -> None:
-        if self._renewal:
-            self._renewal.check()
         if not self.is_ready():
             raise Draining("the server is draining: send the request to another replica, or again in a second")
         # Before anything is read, because refusals must be cheap under a flood of requests.
         if self._admission.would_refuse() and not pb.has_input(request, "priority"):
             raise self._full()
         inputs = read(pb.tensors_of(request), pb.parameters_of(request))
-        served = self._served
-        deadline_s = time.monotonic() + served.builder.timeout_ms(inputs) / 1000
-        self._latest_deadline_s = max(self._latest_deadline_s, deadline_s)
+        deadline_s = time.monotonic() + self._builder.timeout_ms(inputs) / 1000
         handler = GenerationHandler(
             inputs,
             sender,
             deadline_s,
-            served.builder,
-            partial(self._steps, served),
+            self._builder,
+            self._steps,
             self._refuse,
-            None if served.config.is_colocated else served.memory,  # runs are remembered in the target's process
+            None if self._config.is_colocated else self._memory,  # runs are remembered in the target's process
             self._metrics,
             self._traces,
             request.request_id(),
@@ -169,7 +135,7 @@ class PublicHost:
 
     def _full(self) -> QueueFull:
         """Return the refusal of a request that finds the queue full."""
-        return queue_full(self._served.config, self._admission.retry_after_s())
+        return queue_full(self._config, self._admission.retry_after_s())
 
     def _refuse(self, reason: str, sender: Any) -> None:
         """Answer a request that never ran."""
@@ -192,15 +158,6 @@ class PublicHost:
         if sent.done() and isinstance(sent.exception(), Unavailable):
             send_error(sender, error, request_id)
 
-    def _load(self) -> Load:
-        """Return what decides whether this process is replaced."""
-        return Load(
-            num_lost=pb.num_lost_calls(),
-            num_requests=self._admission.num_running + self._admission.num_waiting,
-            max_running=self._admission.max_running,
-            latest_deadline_s=self._latest_deadline_s + GRACE_S,
-        )
-
     def _gauges(self) -> dict[str, float]:
         """Show the state of the drafters, and return that of the queue."""
         for name, breaker in self._breakers.items():
@@ -208,23 +165,21 @@ class PublicHost:
         return {
             "spec_num_requests_waiting": self._admission.num_waiting,
             "spec_num_requests_running": self._admission.num_running,
-            "spec_max_requests_waiting": self._served.config.max_waiting,
-            "spec_max_requests_running": self._served.config.max_running,
+            "spec_max_requests_waiting": self._config.max_waiting,
+            "spec_max_requests_running": self._config.max_running,
         }
 
-    def _steps(
-        self, served: Served, request: GenerationRequest, sequence: SequenceState, target: BlsTargetClient
-    ) -> Steps:
+    def _steps(self, request: GenerationRequest, sequence: SequenceState, target: BlsTargetClient) -> Steps:
         """Return the steps of a sequence, from a run of the target's engine if it serves runs."""
-        if served.config.is_colocated:
+        if self._config.is_colocated:
             take = partial(target.take, sequence.context, sequence.sampling, sequence.options, request.run)
             return StepsOfRun(sequence, take)
-        return StepByStep(sequence, target, request.plan.proposer(self._dependencies(served, request)))
+        return StepByStep(sequence, target, request.plan.proposer(self._dependencies(request)))
 
-    def _dependencies(self, served: Served, request: GenerationRequest) -> ProposerDependencies:
+    def _dependencies(self, request: GenerationRequest) -> ProposerDependencies:
         vocab_size, options = self._checkpoint.vocab_size, request.sampling.logits_options
-        matcher = served.sources.grammars.matcher(options.grammar, options.end_ids) if options.grammar else None
-        return served.sources.dependencies(
+        matcher = self._sources.grammars.matcher(options.grammar, options.end_ids) if options.grammar else None
+        return self._sources.dependencies(
             request.prediction,
             request.limits.max_nodes,
             request.inputs.cache_salt,

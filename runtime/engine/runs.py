@@ -57,10 +57,6 @@ class Runs:
         engine.after_pass(self._go_on)
         threading.Thread(target=self._deliver, name="answers", daemon=True).start()
 
-    def use(self, proposers: Proposers) -> None:
-        """Let these build the proposers of runs that begin from now on."""
-        self._proposers = proposers
-
     def preparation(self, request: StepCall) -> Callable[[], None] | None:
         """Return the work that must precede `submit`: compiling a run's grammar and making its first proposal."""
         if isinstance(request, TakeSteps) or not request.run:

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from launcher import wear
+from launcher import watchdog
 from launcher.server import Server
 from tests.server.conftest import deployment, link, repository, serving
 from tests.support.clients import Stream, ask, generate, until
@@ -156,23 +156,6 @@ def test_target_killed_while_idle_is_healed_and_the_next_request_served(served: 
     assert pid_of(served, "target") != dead
 
 
-#: Just enough threads for the requests that may run: with the first lost call there are too few.
-FEW_THREADS: Params = ("max_running = 10",), {"SPECSERVE_CALL_THREADS": "20"}
-
-
-@pytest.mark.parametrize("server", [FEW_THREADS], indirect=True, ids=["few-threads"])
-def test_a_public_model_without_threads_enough_is_started_anew_and_serves_again(
-    served: Server, truth: list[list[int]]
-) -> None:
-    """Triton keeps a thread for each call that a dead process had taken: after a few deaths it had none left."""
-    before = pid_of(served, "speculative")
-    assert harmed(served, "target", lambda: kill(served, "target")) == truth
-    await_replaced(served, "speculative", before)
-    await_answer(served)
-    assert ask(served.grpc_url, **inputs_of(3)).ids == truth[3]
-    assert served.failure() is None
-
-
 def test_triton_in_which_a_process_died_under_traffic_is_replaced_and_has_its_threads_back(
     served: Server, truth: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +163,7 @@ def test_triton_in_which_a_process_died_under_traffic_is_replaced_and_has_its_th
     assert harmed(served, "target", lambda: kill(served, "target")) == truth
     worn = pid_of(served, "tritonserver")
     num_threads = psutil.Process(worn).num_threads()
-    monkeypatch.setattr(wear, "WORN_DEATHS", 1)
+    monkeypatch.setattr(watchdog, "WORN_DEATHS", 1)
     await_replaced(served, "tritonserver", worn)
     await_ready(served)
     assert ask(served.grpc_url, **inputs_of(2)).ids == truth[2]

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from launcher import process, wear, workfolder
+from launcher import process, watchdog, workfolder
 from tests.support.clients import until
 from tests.support.deaths import pid_of
 from tests.support.throwaway import (
@@ -83,7 +83,7 @@ def test_command_model_that_cannot_be_healed_ends_the_launcher(deployment, runni
     os.kill(stub, signal.SIGKILL)
     _, errors = started.communicate(timeout=60)
     assert started.returncode == 1
-    assert "error: model target could not be reloaded:" in errors and "broken meanwhile" in errors
+    assert "model target could not be reloaded:" in errors and "broken meanwhile" in errors.splitlines()[-1]
     assert "At:" not in errors.splitlines()[-1]
     assert process.group_members(group) == []
 
@@ -114,17 +114,8 @@ def test_command_server_that_dies_is_started_again_and_too_often_ends_the_launch
     assert deployment.leaves_nothing(region)
 
 
-def test_server_that_no_longer_answers_is_killed_and_started_again(deployment):
-    with deployment.server(hang_limit_s=5) as server:
-        dead = pid_of(server, "tritonserver")
-        os.kill(dead, signal.SIGSTOP)
-        until(lambda: server.why_not_ready() is None and dead not in server.pids(), "another server")
-        assert infer(server.http_url, 1) == 6
-        assert server.failure() is None
-
-
 def test_server_in_which_many_processes_have_died_is_replaced_when_it_is_idle(deployment, monkeypatch):
-    monkeypatch.setattr(wear, "WORN_DEATHS", 2)
+    monkeypatch.setattr(watchdog, "WORN_DEATHS", 2)
     with deployment.server() as server:
         (worn,) = [pid for pid, name in server.pids().items() if name == "tritonserver"]
         for _ in range(2):

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from launcher import Server, StartError
-from launcher.engines import DIRECT
-from launcher.probe import LIMIT_S as PROBE_LIMIT_S
+from launcher.probe import DIRECT
 from tests.server.conftest import repository, serving
 from tests.standin.engine_folder import BUILD_MODES, SPEC, make_engine, tree_of
 from tests.support.clients import Answer, Stream, ask, generate, metric, until
@@ -403,7 +402,7 @@ def test_eagle_deployed_for_sampling_serves_requests_and_probes_without_a_temper
         answer = hosted.ask(**LONG, seed=7)
         assert len(answer.ids) == NUM_TOKENS and answer.last["rule"] == "typical (lossy)"
         assert "temperature 0: this engine is deployed for sampling" in hosted.ask(**LONG, temperature=0.0).error
-        with DIRECT.open(f"{hosted.server.health_url}/token", timeout=PROBE_LIMIT_S + 2) as probed:
+        with DIRECT.open(f"{hosted.server.health_url}/token", timeout=60) as probed:
             assert probed.status == 200
 
 

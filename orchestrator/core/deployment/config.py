@@ -23,13 +23,14 @@ PREFIX = "SERVING_"
 STATE_FOLDER = "SPECSERVE_STATE"
 #: The environment variable with the secret that calls of the engine models must carry; if it is unset, anyone may call.
 ENGINE_KEY = "SPECSERVE_ENGINE_KEY"
-#: The environment variable with the number of threads on which Triton makes the nested calls of each of its models.
+#: The environment variable with the number of threads on which Triton makes the nested calls of each of its models; only
+#: the launcher reads it.
 CALL_THREADS = "SPECSERVE_CALL_THREADS"
 #: Names the environment variable with the log level of the models' processes; the launcher sets it.
 LOG_LEVEL = "SPECSERVE_LOG_LEVEL"
 #: The keys that name a model: a folder, a hub id (`owner/name`), or empty = not loaded.
 CHECKPOINTS = ("target", *DRAFTERS)
-#: All keys that name a folder or a hub id; relative paths start at the file's folder, and a reload compares the files.
+#: All keys that name a folder or a hub id; relative paths start at the file's folder.
 FOLDERS = (*CHECKPOINTS, "ngram_tables", "corpus_index")
 #: The engines that run TensorRT-LLM's engine folders, as the builder makes them.
 Compiled = Literal["tensorrt_llm", "tensorrtllm_backend"]
@@ -101,7 +102,8 @@ class ServingConfig(Declaration):
     default_max_tokens: int = Field(128, ge=1, le=1 << 20)
     #: deadline of a request that does not set one; at most `max_timeout_ms`
     request_timeout_ms: int = Field(60_000, ge=1, le=86_400_000)
-    #: the longest deadline: a longer `timeout_ms` of a request counts as this; the launcher's own probe asks for 10 s
+    #: the longest deadline: a longer `timeout_ms` of a request counts as this; the launcher's own probe asks
+    #: for half of `SPECSERVE_HANG_LIMIT_S`
     max_timeout_ms: int = Field(86_400_000, ge=10_000, le=86_400_000)
     #: requests may ask for output that matches a JSON schema or an expression (docs/operations.md, Structured output)
     structured_output: bool = True

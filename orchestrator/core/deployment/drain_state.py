@@ -28,7 +28,7 @@ class Request(StrEnum):
     """The file that asks for a drain; each of those who may ask has its own, so that none ends another's drain."""
 
     OPERATOR = "drain"
-    REPLACEMENT = "drain-for-replacement"
+    RESTART = "drain-for-restart"
 
 
 class Drain:

@@ -1,21 +1,18 @@
-"""A watch over a server's processes, without a server."""
+"""A watchdog over a server's processes, without a server."""
 
 from __future__ import annotations
 
+import itertools
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 
-from launcher import watch as module
+from launcher import watchdog as module
 from launcher.triton_process import StartError
-from launcher.watch import Watch
-from launcher.wear import Wear
+from launcher.watchdog import Watchdog
+from orchestrator.core.deployment.drain_state import Drain, Request
 
 
 class ScriptedTriton:
@@ -23,12 +20,16 @@ class ScriptedTriton:
 
     def __init__(self) -> None:
         self.ended: str | None = None
-        self.is_killed, self.is_fragile, self.num_starts = True, False, 0
+        self.is_fragile, self.num_starts = False, 0
         self.error: StartError | None = None
 
     @property
     def pid(self) -> int | None:
         return None if self.ended else os.getpid()
+
+    @property
+    def is_killed(self) -> bool:
+        return "by signal" in (self.ended or "")
 
     def why_ended(self) -> str | None:
         return self.ended
@@ -60,51 +61,49 @@ class ScriptedAdmin:
             raise self.error
 
 
-@pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[Watch, ScriptedAdmin, list[str]]]:
-    """A watch over the model `target`, which has no process."""
-    monkeypatch.setattr(module, "_POLL_S", 0.01)
-    admin, lines = ScriptedAdmin(), list[str]()
-    watch = Watch(
-        ScriptedTriton(),  # type: ignore[arg-type]
-        ["target"],
-        admin,  # type: ignore[arg-type]
-        say=lines.append,
-        load_limit_s=1,
-        heartbeats=tmp_path,
-        hang_limit_s=0.2,
-        wear=Wear(tmp_path, 10.0, lambda: False, lines.append),
-    )
-    yield watch, admin, lines
-    watch.end()
-    watch.join(10)
+class ScriptedProbe:
+    """Gets tokens, or not, as told."""
+
+    def __init__(self) -> None:
+        self.whys: Iterator[str | None] = itertools.repeat(None)
+        self.num_asked = 0
+
+    def why_no_token(self) -> str | None:
+        self.num_asked += 1
+        return next(self.whys)
 
 
-BEATING = """
-import pathlib, sys, time
-from orchestrator.core.deployment.heartbeat import Heartbeat
-heartbeat = Heartbeat(pathlib.Path(sys.argv[1]))
-while True:
-    heartbeat.beat()
-    print(flush=True)
-    time.sleep(0.01)
-"""
+class Watched:
+    """A watchdog over the model `target`, which has no process, and all that it sees and says."""
 
+    def __init__(self, folder: Path) -> None:
+        self.triton, self.admin, self.probe = ScriptedTriton(), ScriptedAdmin(), ScriptedProbe()
+        self.drain = Drain(folder, Request.RESTART)
+        self.lines: list[str] = []
+        self.dog = Watchdog(
+            self.triton,  # type: ignore[arg-type]
+            ["target"],
+            self.admin,  # type: ignore[arg-type]
+            self.probe,  # type: ignore[arg-type]
+            self.drain,
+            say=self.lines.append,
+            load_limit_s=1,
+            stop_limit_s=1,
+            probe_period_s=0.01,
+        )
 
-@pytest.fixture
-def beating(tmp_path: Path) -> Iterator[psutil.Process]:
-    """A process that beats."""
-    command = [sys.executable, "-c", BEATING, str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout and process.stdout.readline()
-        yield psutil.Process(process.pid)
-        process.kill()
+    def without_models(self) -> Watched:
+        """Let it watch Triton alone, which has no models."""
+        self.dog._python_models = set()
+        return self
 
 
 @pytest.fixture
-def serving(watched: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Watch, ScriptedTriton]:
-    """A watch over a Triton without models."""
-    watch, _, _ = watched
-    watch._python_models = set()
-    monkeypatch.setattr(module, "_RETRY_S", 0.01)
-    return watch, watch._triton
+def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Watched]:
+    for name in ("_POLL_S", "_RETRY_S"):
+        monkeypatch.setattr(module, name, 0.01)
+    made = Watched(tmp_path)
+    yield made
+    made.dog.end()
+    if made.dog.ident:  # it was started
+        made.dog.join(10)

@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from pydantic import ValidationError
 
 from launcher import probe
-from launcher.probe import Probe
-from orchestrator.core.deployment.config import ServingConfig
+from launcher.probe import Probe, with_kernels
 from tests.support.hanging import WAIT_S
 
 
@@ -48,6 +46,10 @@ class Port:
         threading.Thread(target=self.http.serve_forever, args=(0.05,), daemon=True).start()
 
 
+def probe_of(port: Port, limit_s: float = 10.0) -> Probe:
+    return Probe(port.url, port.url, ["speculative", "speculative_unary"], limit_s)
+
+
 @pytest.fixture
 def port() -> Iterator[Port]:
     made = Port()
@@ -58,7 +60,7 @@ def port() -> Iterator[Port]:
 
 
 def test_a_token_is_life(port: Port) -> None:
-    assert Probe(port.url, port.url).why_no_token() is None
+    assert probe_of(port).why_no_token() is None
 
 
 @pytest.mark.parametrize(
@@ -71,67 +73,62 @@ def test_a_token_is_life(port: Port) -> None:
 )
 def test_a_full_or_draining_server_is_well(port: Port, message: str) -> None:
     port.status, port.body = 400, {"error": message}
-    assert Probe(port.url, port.url).why_no_token() is None
-
-
-class Frontend:
-    """A gRPC frontend of which a test says what it does not answer."""
-
-    silent: str | None = None
-
-    def silent_method(self) -> str | None:
-        return self.silent
-
-
-def test_a_token_over_http_is_no_life_while_grpc_is_silent(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "FRESH_S", 0.0)
-    frontend = Frontend()
-    asking = Probe(port.url, port.url, frontend)
-    assert asking.why_no_token() is None
-    frontend.silent, port.more = "ModelInfer", 1
-    assert asking.why_no_token() == "gRPC does not answer: ModelInfer got no answer within 10 s"
-    assert not asking.is_silent(), "that is about the token"
-    frontend.silent = None
-    assert asking.why_no_token() is None
+    assert probe_of(port).why_no_token() is None
 
 
 def test_an_error_says_why(port: Port) -> None:
     port.status, port.body = 400, {"error": "Stub process 'speculative' is not healthy."}
-    asking = Probe(port.url, port.url)
-    said = asking.why_no_token()
-    assert not asking.is_silent()
-    assert said == "no token came: Stub process 'speculative' is not healthy."
+    assert probe_of(port).why_no_token() == (
+        "no token came from speculative: Stub process 'speculative' is not healthy."
+    )
 
 
-def test_only_a_server_that_is_silent_is_said_to_be_late(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "LIMIT_S", -0.9)
+def test_a_deadline_without_a_token_is_no_token(port: Port) -> None:
+    port.body = {"text_output": "", "finish_reason": "deadline"}
+    assert probe_of(port).why_no_token() == "no token came from speculative: none within 10 s"
+
+
+def test_a_silent_model_is_not_well_whatever_runs(port: Port) -> None:
+    """The process of a public model answers by the deadline, unless it is stopped or stuck."""
     port.answers.clear()
-    asking = Probe(port.url, port.url)
-    assert asking.why_no_token() == "no token came: the server did not answer within 11 s" and asking.is_silent()
+    port.more = 1
+    assert probe_of(port, 0.05).why_no_token() == "no token came: speculative did not answer within 0.1 s"
 
 
 def test_a_busy_server_whose_target_makes_passes_is_well(port: Port) -> None:
     port.status, port.body, port.more = 400, {"error": "busy: the request waited until its deadline"}, 1
-    assert Probe(port.url, port.url).why_no_token() is None
+    assert probe_of(port).why_no_token() is None
     port.more = 0
-    assert "until its deadline" in (Probe(port.url, port.url).why_no_token() or "")
+    assert "until its deadline" in (probe_of(port).why_no_token() or "")
 
 
 def test_a_server_that_is_gone_is_named_so(port: Port) -> None:
     port.http.shutdown()
     port.http.server_close()
-    assert "Connection refused" in (Probe(port.url, port.url).why_no_token() or "")
-
-
-def test_no_deployment_can_cut_the_time_limit_of_the_probe() -> None:
-    """A lower `max_timeout_ms` would make probes fail early, and a healthy server that is busy be restarted."""
-    with pytest.raises(ValidationError, match="max_timeout_ms"):
-        ServingConfig(target="t", max_timeout_ms=probe._REQUEST["timeout_ms"] - 1)
+    assert "Connection refused" in (probe_of(port).why_no_token() or "")
 
 
 def test_probes_in_a_row_share_one_token(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    asking = Probe(port.url, port.url)
-    assert [asking.why_no_token() for _ in range(5)] == [None] * 5 and port.num_asked == 1
+    asking = probe_of(port)
+    assert [asking.why_no_token() for _ in range(5)] == [None] * 5 and port.num_asked == 2
     monkeypatch.setattr(probe, "FRESH_S", 0.0)
     asking.why_no_token()
-    assert port.num_asked == 2
+    assert port.num_asked == 4
+
+
+METRICS = """# TYPE spec_engine_info gauge
+spec_engine_info{device="cpu",dtype="float32",engine="torch",kernels="native",model="target"} 1
+spec_engine_info{kernels="torch",model="draft",device="cpu"} 1
+spec_kv_blocks{model="target",state="held"} 3
+"""
+
+
+def test_each_model_is_shown_with_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_read", lambda url: METRICS)
+    assert with_kernels(["target", "draft", "medusa"], "") == ["target (native)", "draft (torch)", "medusa"]
+
+
+def test_a_metrics_port_that_does_not_answer_says_nothing(port: Port) -> None:
+    port.http.shutdown()
+    port.http.server_close()
+    assert with_kernels(["target"], port.url) == ["target"]

@@ -8,21 +8,19 @@ import sys
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from launcher import Server, triton
 from launcher.__main__ import main
-from launcher.aliases import names_of, write_repository
 from launcher.command import Launch
-from launcher.deployment import load_deployment, models_to_load
+from launcher.deployment import alias_names, load_deployment, models_to_load, write_aliases
 from launcher.drain import LauncherClient
 from launcher.log import Follower
 from launcher.settings import Ports, Settings, free_ports
 from launcher.triton import Triton, find_triton
 from orchestrator.core.deployment.config import CALL_THREADS, ENGINE_KEY, STATE_FOLDER, ServingConfig
-from orchestrator.core.errors import ConfigError, ServingError
+from orchestrator.core.errors import ConfigError
 
 
 def test_free_ports_differ_and_are_free():
@@ -323,14 +321,6 @@ def test_what_the_launcher_says_has_the_time_and_a_line_of_triton_only_its_own(t
     )
 
 
-def test_a_reload_while_triton_is_started_again_is_refused_at_once(tmp_path):
-    """Processes that are loading do not answer, and it would wait for them until the limit."""
-    server = Server(tmp_path / "serving.toml", say=lambda line: None)
-    server._reloader, server._watch = SimpleNamespace(), SimpleNamespace(is_starting=True)
-    with pytest.raises(ServingError, match="models are being loaded"):
-        server.reload()
-
-
 def test_environment_puts_this_interpreter_first_and_keeps_the_rest(tmp_path):
     found = Triton(tmp_path, tmp_path, (tmp_path / "lib",), from_wheel=True)
     environ = found.environment({"PATH": "/bin", "HOME": "/h"})
@@ -349,18 +339,18 @@ def test_flags_binary_that_does_not_run_says_why(tmp_path):
 
 
 def test_aliases_must_be_valid_names_that_are_not_taken():
-    assert names_of("", ["target"]) == []
-    assert names_of("ensemble, tensorrt_llm_bls", ["target"]) == ["ensemble", "tensorrt_llm_bls"]
+    assert alias_names("", ["target"]) == []
+    assert alias_names("ensemble, tensorrt_llm_bls", ["target"]) == ["ensemble", "tensorrt_llm_bls"]
     for wrong, said in (("a/b", "got 'a/b'"), ("target", "'target', which is taken"), ("x,x", "'x', which is taken")):
         with pytest.raises(ConfigError, match=rf"aliases must be .*{said}.* \(key aliases\)"):
-            names_of(wrong, ["target"])
+            alias_names(wrong, ["target"])
 
 
 def test_alias_is_the_public_model_under_another_name(tmp_path):
     repository = Path(__file__).resolve().parents[3] / "model_repository"
-    write_repository(tmp_path / "aliases", repository, ["ensemble"])
+    write_aliases(tmp_path / "aliases", repository, ["ensemble"])
     config = (tmp_path / "aliases/ensemble/config.pbtxt").read_text()
     assert config.replace('"ensemble"', '"speculative"') == (repository / "speculative/config.pbtxt").read_text()
     assert (tmp_path / "aliases/ensemble/1/model.py").resolve() == (repository / "speculative/1/model.py").resolve()
-    write_repository(tmp_path / "none", tmp_path, [])  # a repository without the public model
+    write_aliases(tmp_path / "none", tmp_path, [])  # a repository without the public model
     assert not (tmp_path / "none").exists()
