@@ -9,16 +9,14 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from orchestrator.core.deployment.config import ServingConfig
+from orchestrator.core.deployment.slots import Share, Slots
 from orchestrator.core.errors import QueueFull, SaltQueueFull
-from orchestrator.server.claims import Claim
 from orchestrator.server.logs import request_name
-from orchestrator.server.running_slots import RunningSlots, SharedRunningSlots
-from orchestrator.server.tenants import NO_LIMITS, Taking, TenantLimits, digest_of
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +25,37 @@ AGING_S = 1.0
 #: The service rate is measured over this many of the last requests to end.
 NUM_ENDS = 64
 LONGEST_HINT_S = 60
-#: How often the waiting requests are checked. It is well below STALE_S, because each check renews their claims.
+#: How often the waiting requests are checked. It is well below slots.STALE_S, because each check renews their turn.
 POLL_S = 0.05
 #: One poll asks for at most this many waiting requests whether their clients have gone; Triton takes 0.1 ms for each.
 NUM_ASKED = 100
 #: The keys of a deployment that limit what runs of one salt.
 LIMITS_OF_SALTS = ("max_running_per_salt", "max_running_tokens_per_salt")
+
+
+class TenantLimits(NamedTuple):
+    """The most that one tenant may have at once, None = all there is.
+
+    slots: running sequences. tokens: what they may come to, prompts and outputs together; a tenant of which nothing
+    runs may begin any request.
+    """
+
+    slots: int | None = None
+    tokens: int | None = None
+
+    @property
+    def are_set(self) -> bool:
+        """True if a tenant may be at its limit while there are free slots."""
+        return self.slots is not None or self.tokens is not None
+
+    def allow(self, held: Share, number: int, num_tokens: int) -> bool:
+        """Return whether a tenant that holds this may take `number` more slots, each for so many tokens."""
+        if self.slots is not None and held.slots + number > self.slots:
+            return False
+        return self.tokens is None or not held.slots or held.tokens + number * num_tokens <= self.tokens
+
+
+NO_LIMITS = TenantLimits()
 
 
 def tenant_limits(config: ServingConfig) -> TenantLimits:
@@ -80,10 +103,14 @@ class RequestHandler(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Waiting:
-    """A request in the queue. turn_s: when it arrived, plus AGING_S for each level of its priority."""
+    """A request in the queue, and then with its slots.
+
+    turn_s: when it arrived, plus AGING_S for each level of its priority.
+    """
 
     request: RequestHandler
     turn_s: float
+    slots: list[int] = field(default_factory=list)
 
 
 class ServiceRate:
@@ -115,20 +142,19 @@ class ServiceRate:
 class Admission:
     """Starts requests in the order of their turns: by arrival within a priority, across priorities with aging.
 
-    folder: the processes of a deployment that are given the same folder share their slots and start their requests in
-    one order. limits: of one tenant. A tenant at its limit is passed over; when the queue is full, the tenant with the
-    most waiting requests loses its last one.
+    folder: the processes of a deployment that are given the same folder share their slots. limits: of one tenant. A
+    tenant at its limit is passed over; when the queue is full, the tenant with the most waiting requests loses its last
+    one.
     Invariant: slots taken ≤ max_running and waiting ≤ max_waiting; every request is run or given up exactly once, by
     its deadline (plus the poll) if it only ever waits. A request that needs more slots than there are is refused.
     A poll takes no longer with more requests in the queue than with NUM_ASKED: it asks that many of them, in turn.
     """
 
-    def __init__(
-        self, max_running: int, max_waiting: int, folder: Path | None = None, limits: TenantLimits = NO_LIMITS
-    ) -> None:
+    def __init__(self, max_running: int, max_waiting: int, folder: Path, limits: TenantLimits = NO_LIMITS) -> None:
         self.max_running, self.num_running = max_running, 0
         self._max_waiting, self._limits = max_waiting, limits
-        self._slots = SharedRunningSlots(folder, max_running, limits) if folder else RunningSlots(max_running, limits)
+        self._largest = min(max_running, limits.slots or max_running)
+        self._slots = Slots(folder, max_running)
         self._waiting: list[Waiting] = []
         self._asked_until_s = -math.inf
         self._rate = ServiceRate()
@@ -140,11 +166,6 @@ class Admission:
     def num_waiting(self) -> int:
         """Requests in the queue."""
         return len(self._waiting)
-
-    @property
-    def _largest(self) -> int:
-        """Places of the largest request that can ever run."""
-        return min(self.max_running, self._limits.slots or self.max_running)
 
     def would_refuse(self) -> bool:
         """Return whether a request of priority 0 would be refused now, whichever tenant sent it; cheap."""
@@ -163,7 +184,6 @@ class Admission:
         It may displace another request from the queue, which is then given up as full.
         """
         with self._lock:
-            # A reload may have lowered the limits since the request was checked.
             if self._closed.is_set() or request.num_slots > self._largest:
                 return False
             if not self._waiting:
@@ -178,14 +198,6 @@ class Admission:
         if refused and refused is not new:
             _guarded(refused.request, refused.request.give_up, "full")
         return refused is not new
-
-    def resize(self, max_running: int, max_waiting: int, limits: TenantLimits) -> None:
-        """Change the limits; requests beyond them go on running or waiting, except those that could never begin."""
-        with self._lock:
-            self.max_running, self._max_waiting, self._limits = max_running, max_waiting, limits
-            self._slots.resize(max_running, limits)
-        too_large = [waiting for waiting in list(self._waiting) if waiting.request.num_slots > self._largest]
-        self._give_up(dict.fromkeys(too_large, "full"))
 
     def close(self, timeout_s: float) -> bool:
         """Give up the waiting requests and wait for the running ones; return True when all have ended in time."""
@@ -204,63 +216,67 @@ class Admission:
         self._waiting.remove(refused)
         return refused
 
-    def _start(self) -> list[RequestHandler]:
+    def _start(self) -> list[Waiting]:
         """Remove from the queue, in order, the requests for which there are slots. Caller holds the lock."""
-        started, claims = list[RequestHandler](), dict[str, Claim]()
-        for waiting in list(self._waiting):
-            request = waiting.request
-            if request.tenant in claims:
-                continue
-            taking = self._slots.take(request.num_slots, request.tenant, request.num_tokens, waiting.turn_s)
-            if taking is Taking.TAKEN:
+        started, at_limit, first_s = list[Waiting](), set[str](), math.inf
+        with self._slots.alone():
+            for waiting in list(self._waiting):
+                request = waiting.request
+                if request.tenant in at_limit:
+                    continue
+                if not self._is_allowed(request):
+                    at_limit.add(request.tenant)
+                    continue
+                slots = self._slots.take(request.num_slots, request.tenant, request.num_tokens, waiting.turn_s)
+                if not slots:
+                    first_s = waiting.turn_s
+                    break
+                waiting.slots.extend(slots)
                 self._waiting.remove(waiting)
                 self.num_running += request.num_slots
-                started.append(request)
-                continue
-            is_at_limit = taking is Taking.TENANT_AT_LIMIT
-            claims[request.tenant] = Claim(waiting.turn_s, digest_of(request.tenant), is_at_limit)
-            if not is_at_limit:
-                break
-        self._slots.claim(list(claims.values()))
+                started.append(waiting)
+            self._slots.wait_for(first_s)
         return started
 
-    def _run(self, requests: list[RequestHandler]) -> None:
-        for request in requests:
-            try:
-                threading.Thread(target=self._work, args=(request,), name="request", daemon=True).start()
-            except RuntimeError:  # "can't start new thread": the limit of the container, or no memory
-                log.exception("no thread could be started; %s is refused", request_name(request.request_id))
-                with self._lock:
-                    self._give_back(request)
-                _guarded(request, request.give_up, "full")
+    def _is_allowed(self, request: RequestHandler) -> bool:
+        """Return whether a request's tenant is not at its limit. Caller holds the lock, and keeps others out."""
+        if not self._limits.are_set:
+            return True
+        return self._limits.allow(self._slots.share_of(request.tenant), request.num_slots, request.num_tokens)
 
-    def _work(self, request: RequestHandler) -> None:
+    def _run(self, started: list[Waiting]) -> None:
+        for each in started:
+            try:
+                threading.Thread(target=self._work, args=(each,), name="request", daemon=True).start()
+            except RuntimeError:  # "can't start new thread": the limit of the container, or no memory
+                log.exception("no thread could be started; %s is refused", request_name(each.request.request_id))
+                with self._lock:
+                    self._give_back(each)
+                _guarded(each.request, each.request.give_up, "full")
+
+    def _work(self, first: Waiting) -> None:
         """Run a request; then, on the same thread, the first request for which its end has made room."""
-        following: RequestHandler | None = request
+        following: Waiting | None = first
         while following:
-            _guarded(following, following.run)
+            _guarded(following.request, following.request.run)
             with self._lock:
                 self._give_back(following)
-                self._rate.note(following.num_slots)
+                self._rate.note(following.request.num_slots)
                 started = self._start()
             following = started[0] if started else None
             self._run(started[1:])
 
-    def _give_back(self, request: RequestHandler) -> None:
+    def _give_back(self, ended: Waiting) -> None:
         """Give a request's slots back. Caller holds the lock."""
-        self.num_running -= request.num_slots
-        self._slots.give_back(request.num_slots, request.tenant, request.num_tokens)
+        self.num_running -= ended.request.num_slots
+        self._slots.give_back(ended.slots)
 
     def _poll(self) -> None:
-        """Give up requests that need not wait any longer, and start those for which others have made room."""
-        next_poll_s = time.monotonic() + POLL_S
-        while not self._closed.is_set():
-            was_woken = self._slots.wait_for_others(next_poll_s - time.monotonic())
-            if not was_woken:
-                next_poll_s = time.monotonic() + POLL_S
+        """Give up requests that need not wait any longer, and start those for which other processes have made room."""
+        while not self._closed.wait(POLL_S):
             if self._waiting:
                 # Asked without the lock: Triton takes its time to answer, and new requests would wait.
-                self._give_up({} if was_woken else self._late() | self._cancelled())
+                self._give_up(self._late() | self._cancelled())
 
     def _late(self) -> dict[Waiting, str]:
         """Return the waiting requests whose deadline has passed."""

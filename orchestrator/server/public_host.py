@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -50,9 +51,10 @@ class PublicHost:
         self._config = config = load_config(os.environ["SERVING_CONFIG"])
         self._checkpoint = served_checkpoint(config)
         self._streams = bool(json.loads(args["model_config"]).get("model_transaction_policy", {}).get("decoupled"))
-        folder = Path(os.environ[STATE_FOLDER]) if os.environ.get(STATE_FOLDER) else None
+        self._own_folder = tempfile.TemporaryDirectory(prefix="specserve-slots-")  # without a launcher
+        folder = Path(os.environ.get(STATE_FOLDER) or self._own_folder.name)
         self._refusals: WorkerPool[None] = WorkerPool("refusal", NUM_REFUSING)
-        self._drain = Drain(folder) if folder else None
+        self._drain = Drain(folder)
         self._breakers: dict[str, Breaker[DraftAnswer]] = {
             name: Breaker(name, config.max_running, config.draft_timeout_ms / 1000)
             for name in (() if config.is_colocated else config.drafters)
@@ -96,7 +98,7 @@ class PublicHost:
 
     def is_ready(self) -> bool:
         """Tell Triton, which asks from release 26.03 on, whether new requests are accepted."""
-        return not (self._drain and self._drain.is_requested)
+        return not self._drain.is_requested
 
     def finalize(self) -> None:
         """Let the running requests end, within a limit."""

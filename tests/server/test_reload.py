@@ -102,9 +102,9 @@ def test_the_command_reloads_by_the_health_port(deployed: Deployment) -> None:
 
     done = run()
     assert (done.returncode, done.stdout, done.stderr) == (0, "reload: no key has changed\n", "")
-    deployed.write("dtype = 3")
+    deployed.write("max_tokens_limit = 0")
     done = run()
-    assert done.returncode == 1 and "dtype" in done.stderr
+    assert done.returncode == 1 and "max_tokens_limit must be" in done.stderr
     deployed.write(*LINES)
     assert fetch(server.health_url, "/reload").status == 404
 

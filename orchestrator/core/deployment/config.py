@@ -23,8 +23,7 @@ PREFIX = "SERVING_"
 STATE_FOLDER = "SPECSERVE_STATE"
 #: The environment variable with the secret that calls of the engine models must carry; if it is unset, anyone may call.
 ENGINE_KEY = "SPECSERVE_ENGINE_KEY"
-#: The environment variable with the number of threads on which Triton makes the nested calls of each of its models; only
-#: the launcher reads it.
+#: The launcher's environment variable with the number of threads on which Triton makes the calls of each of its models.
 CALL_THREADS = "SPECSERVE_CALL_THREADS"
 #: Names the environment variable with the log level of the models' processes; the launcher sets it.
 LOG_LEVEL = "SPECSERVE_LOG_LEVEL"

@@ -1,24 +1,18 @@
 """The drain of a deployment: running requests end, new ones are refused; the launcher decides, the models obey.
 
-It uses the state folder (`orchestrator/server/running_slots.py`), which all processes of a deployment share: one file
-there asks for the drain, and the locked files of slots show how many sequences still run.
+It uses the folder that all processes of a deployment share: a file there asks for the drain, and the slots
+(`orchestrator/core/deployment/slots.py`) show how many sequences still run.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 
-from orchestrator.core.deployment.locks import holding, is_locked
+from orchestrator.core.deployment.slots import num_running
 
-#: A running sequence holds an exclusive lock on one of these files.
-SLOT_PREFIX = "slot-"
-#: Locked while slots are being taken or counted.
-MUTEX = "mutex"
 _POLL_S = 0.1
 # A slot may be empty for a moment: between two requests of one process, and for up to 50 ms between two processes.
 _NUM_IDLE_POLLS = 3
@@ -53,10 +47,7 @@ class Drain:
 
     def num_running(self) -> int:
         """Return how many sequences have a slot now."""
-        if not (self._folder / MUTEX).exists():  # no public model has been loaded
-            return 0
-        with _opened(self._folder / MUTEX) as mutex, holding(mutex):
-            return sum(_is_locked(slot) for slot in self._folder.glob(f"{SLOT_PREFIX}*"))
+        return num_running(self._folder)
 
 
 def finish_requests(drain: Drain, limit_s: float, is_cut_short: Callable[[], bool], say: Callable[[str], None]) -> bool:
@@ -65,35 +56,21 @@ def finish_requests(drain: Drain, limit_s: float, is_cut_short: Callable[[], boo
     say: called with the lines that tell of it.
     """
     drain.begin()
-    if num_running := drain.num_running():
-        say(f"draining: {num_running} sequences run, stopping in {limit_s:g} s at the latest")
+    if number := drain.num_running():
+        say(f"draining: {number} sequences run, stopping in {limit_s:g} s at the latest")
     is_idle = wait_until_idle(drain.num_running, limit_s, is_cut_short)
     if not is_idle:
         say("stopping: requests still run")
     return is_idle
 
 
-def wait_until_idle(num_running: Callable[[], int], limit_s: float, is_cut_short: Callable[[], bool]) -> bool:
+def wait_until_idle(count: Callable[[], int], limit_s: float, is_cut_short: Callable[[], bool]) -> bool:
     """Wait until no sequence runs; return False if `limit_s` passes or the wait is cut short before that."""
     end_s = time.monotonic() + limit_s
     idle_polls = 0
     while idle_polls < _NUM_IDLE_POLLS:
-        idle_polls = 0 if num_running() else idle_polls + 1
+        idle_polls = 0 if count() else idle_polls + 1
         if is_cut_short() or time.monotonic() > end_s:
             return False
         time.sleep(_POLL_S)
     return True
-
-
-def _is_locked(path: Path) -> bool:
-    with _opened(path) as file:
-        return is_locked(file)
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        yield file
-    finally:
-        os.close(file)

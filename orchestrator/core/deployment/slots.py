@@ -39,7 +39,8 @@ class Slots:
 
     def __init__(self, folder: Path, count: int) -> None:
         (folder / _TURNS).mkdir(parents=True, exist_ok=True)
-        self._turns, self._own, self._turn_s = folder / _TURNS, f"{os.getpid()}-{id(self)}", math.inf
+        self._turns, self._turn_s = folder / _TURNS, math.inf
+        self._own = self._turns / f"{os.getpid()}-{id(self)}"
         self._files = [_open(folder / f"{_SLOT}{i}") for i in range(count)]
         self._free = list(self._files)
         self._mutex = _open(folder / _MUTEX)
@@ -83,7 +84,8 @@ class Slots:
         """Return what a tenant holds in all processes."""
         held, digest, free = Share(), _digest(tenant), {*self._free}
         for slot in self._files:
-            if (slot not in free or _is_locked(slot)) and len(content := os.pread(slot, _HOLDER.size, 0)) == _HOLDER.size:
+            content = os.pread(slot, _HOLDER.size, 0)
+            if (slot not in free or _is_locked(slot)) and len(content) == _HOLDER.size:
                 holder, num_tokens = _HOLDER.unpack(content)
                 held = Share(held.slots + 1, held.tokens + num_tokens) if holder == digest else held
         return held
@@ -91,13 +93,13 @@ class Slots:
     def wait_for(self, turn_s: float) -> None:
         """Say when the turn of the first request that waits for a slot is; infinite = none waits."""
         if min(turn_s, self._turn_s) < math.inf:
-            (self._turns / self._own).write_bytes(_TURN.pack(turn_s, time.monotonic()))
+            self._own.write_bytes(_TURN.pack(turn_s, time.monotonic()))
         self._turn_s = turn_s
 
     def _first_of_others(self) -> float:
         first, now_s = math.inf, time.monotonic()
-        for name in os.listdir(self._turns):
-            if name != self._own and len(content := (self._turns / name).read_bytes()) == _TURN.size:
+        for file in self._turns.iterdir():
+            if file != self._own and len(content := file.read_bytes()) == _TURN.size:
                 turn_s, written_s = _TURN.unpack(content)
                 first = min(first, turn_s if now_s - written_s < STALE_S else math.inf)
         return first

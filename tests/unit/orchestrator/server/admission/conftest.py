@@ -1,4 +1,4 @@
-"""An admission with slots of its own, and one that shares them with other processes."""
+"""Admissions, each in a folder of its own unless a test gives it one."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.server.admission import Admission
+from orchestrator.server.admission import NO_LIMITS, Admission, TenantLimits
 from tests.support.hanging import WAIT_S
 
 
-@pytest.fixture(params=["own slots", "shared slots"])
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[int, int], Admission]]:
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Admission]]:
     made: list[Admission] = []
 
-    def _make(max_running: int, max_waiting: int) -> Admission:
-        folder = tmp_path / "slots" if request.param == "shared slots" else None
-        made.append(Admission(max_running, max_waiting, folder))
+    def _make(max_running: int, max_waiting: int, limits: TenantLimits = NO_LIMITS) -> Admission:
+        made.append(Admission(max_running, max_waiting, tmp_path / str(len(made)), limits))
         return made[-1]
 
     yield _make

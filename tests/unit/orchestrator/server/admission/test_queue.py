@@ -5,18 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from orchestrator.server import admission as module
 from orchestrator.server.admission import Admission
-from orchestrator.server.tenants import NO_LIMITS
 from tests.support.admission import Crowd, ScriptedRequest, occupied
 from tests.support.hanging import WAIT_S, until
 
 
-def test_admission_200_at_once_all_run_once_and_never_too_many(make: Callable[[int, int], Admission]) -> None:
+def test_admission_200_at_once_all_run_once_and_never_too_many(make: Callable[..., Admission]) -> None:
     admission, crowd = make(7, 200), Crowd()
     requests = [ScriptedRequest(crowd, number) for number in range(200)]
     barrier, admitted = threading.Barrier(20), []
@@ -42,7 +40,7 @@ def test_admission_200_at_once_all_run_once_and_never_too_many(make: Callable[[i
 
 
 def test_admission_crowd_larger_than_running_and_waiting_is_refused_exactly_beyond(
-    make: Callable[[int, int], Admission],
+    make: Callable[..., Admission],
 ) -> None:
     admission, crowd = make(3, 5), Crowd()
     _, gate = occupied(admission, crowd)
@@ -58,7 +56,7 @@ def test_admission_crowd_larger_than_running_and_waiting_is_refused_exactly_beyo
 
 
 def test_admission_a_request_that_gets_no_thread_is_answered_and_leaves_its_place(
-    make: Callable[[int, int], Admission], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Admission], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_thread(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -73,20 +71,7 @@ def test_admission_a_request_that_gets_no_thread_is_answered_and_leaves_its_plac
     assert admission.admit(served) and served.ended.wait(WAIT_S) and served.num_runs == 1
 
 
-def test_admission_a_request_that_is_larger_than_limits_lowered_since_is_refused(
-    make: Callable[[int, int], Admission],
-) -> None:
-    """It was read with the settings before a reload; nothing would ever begin after it."""
-    admission, crowd = make(4, 5), Crowd()
-    admission.resize(2, 5, NO_LIMITS)
-    large = ScriptedRequest(crowd)
-    large.num_slots = 4
-    assert not admission.admit(large)
-    small = ScriptedRequest(crowd)
-    assert admission.admit(small) and small.ended.wait(WAIT_S)
-
-
-def test_admission_waiting_requests_run_in_the_order_of_their_arrival(make: Callable[[int, int], Admission]) -> None:
+def test_admission_waiting_requests_run_in_the_order_of_their_arrival(make: Callable[..., Admission]) -> None:
     admission, crowd = make(1, 50), Crowd()
     _, gate = occupied(admission, crowd)
     requests = [ScriptedRequest(crowd, number) for number in range(50)]
@@ -98,7 +83,7 @@ def test_admission_waiting_requests_run_in_the_order_of_their_arrival(make: Call
     assert crowd.most_running == 1
 
 
-def test_admission_no_queue_refuses_at_once(make: Callable[[int, int], Admission]) -> None:
+def test_admission_no_queue_refuses_at_once(make: Callable[..., Admission]) -> None:
     admission, crowd = make(1, 0), Crowd()
     _, gate = occupied(admission, crowd)
     assert not admission.admit(ScriptedRequest(crowd))
@@ -107,7 +92,7 @@ def test_admission_no_queue_refuses_at_once(make: Callable[[int, int], Admission
 
 @pytest.mark.parametrize("reason", ["cancelled", "deadline"])
 def test_admission_waiting_request_that_need_not_wait_is_given_up_and_the_others_stay(
-    make: Callable[[int, int], Admission], reason: str
+    make: Callable[..., Admission], reason: str
 ) -> None:
     admission, crowd = make(1, 3), Crowd()
     _, gate = occupied(admission, crowd)
@@ -128,7 +113,7 @@ def test_admission_waiting_request_that_need_not_wait_is_given_up_and_the_others
     assert requests[1].num_runs == 0 and requests[1].reasons == [reason]
 
 
-def test_admission_running_request_is_left_alone_when_cancelled(make: Callable[[int, int], Admission]) -> None:
+def test_admission_running_request_is_left_alone_when_cancelled(make: Callable[..., Admission]) -> None:
     admission, crowd = make(1, 1), Crowd()
     (running,), gate = occupied(admission, crowd)
     running.cancelled, running.deadline_s = True, 0.0
@@ -138,8 +123,10 @@ def test_admission_running_request_is_left_alone_when_cancelled(make: Callable[[
     gate.set()
 
 
-def test_admission_close_gives_up_the_waiting_waits_for_the_running_and_takes_no_more() -> None:
-    admission, crowd = Admission(2, 4), Crowd()
+def test_admission_close_gives_up_the_waiting_waits_for_the_running_and_takes_no_more(
+    make: Callable[..., Admission],
+) -> None:
+    admission, crowd = make(2, 4), Crowd()
     running, gate = occupied(admission, crowd)
     waiting = [ScriptedRequest(crowd) for _ in range(4)]
     assert all(admission.admit(request) for request in waiting)
@@ -153,7 +140,7 @@ def test_admission_close_gives_up_the_waiting_waits_for_the_running_and_takes_no
 
 
 def test_admission_request_that_raises_gives_its_place_back(
-    make: Callable[[int, int], Admission], caplog: pytest.LogCaptureFixture
+    make: Callable[..., Admission], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A response that cannot be sent must not cost a slot for ever; the log names the request and what raised."""
 
@@ -173,7 +160,7 @@ def test_admission_request_that_raises_gives_its_place_back(
 
 
 def test_admission_request_that_cannot_be_asked_or_answered_does_not_stop_the_others(
-    make: Callable[[int, int], Admission],
+    make: Callable[..., Admission],
 ) -> None:
     class Broken(ScriptedRequest):
         def is_cancelled(self) -> bool:
@@ -203,12 +190,12 @@ class Asked(ScriptedRequest):
 
 
 def test_admission_of_many_waiting_requests_so_many_are_asked_in_a_poll_and_all_in_turn(
-    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[..., Admission], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To ask each of 65536 in every poll would take longer than the time between two."""
     monkeypatch.setattr(module, "POLL_S", 1e9)
     monkeypatch.setattr(module, "NUM_ASKED", 3)
-    admission, crowd = Admission(1, 10), Crowd()
+    admission, crowd = make(1, 10), Crowd()
     running, gate = occupied(admission, crowd)
     waiting = [Asked(crowd, number) for number in range(8)]
     assert all(admission.admit(request) for request in waiting)
@@ -235,8 +222,10 @@ class Wide(ScriptedRequest):
         self.num_slots = slots
 
 
-def test_a_request_takes_as_many_places_as_it_says_and_waits_for_them_in_its_turn() -> None:
-    crowd, admission = Crowd(), Admission(max_running=4, max_waiting=4)
+def test_a_request_takes_as_many_places_as_it_says_and_waits_for_them_in_its_turn(
+    make: Callable[..., Admission],
+) -> None:
+    crowd, admission = Crowd(), make(max_running=4, max_waiting=4)
     gates = [threading.Event() for _ in range(4)]
     two, three, one, last = (Wide(crowd, i, slots, gates[i]) for i, slots in enumerate((2, 3, 1, 2)))
     for request in (two, three, one, last):
@@ -256,8 +245,10 @@ def test_a_request_takes_as_many_places_as_it_says_and_waits_for_them_in_its_tur
     assert admission.close(1.0)
 
 
-def test_a_wide_request_is_refused_when_the_queue_is_full_and_those_before_it_stay() -> None:
-    crowd, admission, gate = Crowd(), Admission(max_running=2, max_waiting=1), threading.Event()
+def test_a_wide_request_is_refused_when_the_queue_is_full_and_those_before_it_stay(
+    make: Callable[..., Admission],
+) -> None:
+    crowd, admission, gate = Crowd(), make(max_running=2, max_waiting=1), threading.Event()
     running, waiting, refused = (Wide(crowd, i, 2, gate) for i in range(3))
     assert admission.admit(running) and admission.admit(waiting) and not admission.admit(refused)
     gate.set()
@@ -266,8 +257,8 @@ def test_a_wide_request_is_refused_when_the_queue_is_full_and_those_before_it_st
     assert refused.num_runs == 0 and admission.close(1.0)
 
 
-def test_request_behind_an_abandoned_wide_request_starts_at_once() -> None:
-    crowd, admission, gate = Crowd(), Admission(max_running=4, max_waiting=4), threading.Event()
+def test_request_behind_an_abandoned_wide_request_starts_at_once(make: Callable[..., Admission]) -> None:
+    crowd, admission, gate = Crowd(), make(max_running=4, max_waiting=4), threading.Event()
     running, wide, small = Wide(crowd, 0, 1, gate), Wide(crowd, 1, 4, gate), Wide(crowd, 2, 1, gate)
     for request in (running, wide, small):
         assert admission.admit(request)
@@ -278,37 +269,3 @@ def test_request_behind_an_abandoned_wide_request_starts_at_once() -> None:
     assert small.ended.wait(5) and running.ended.wait(5)
     until(lambda: admission.num_running == 0)
     assert admission.close(1.0)
-
-
-@pytest.mark.parametrize("shared", [False, True], ids=["one process", "shared slots"])
-def test_limits_can_be_changed_while_requests_run(tmp_path: Path, shared: bool) -> None:
-    crowd, gate = Crowd(), threading.Event()
-    admission = Admission(3, 8, tmp_path if shared else None)
-    running = [ScriptedRequest(crowd, number, gate=gate) for number in range(3)]
-    assert all(map(admission.admit, running))
-    until(lambda: crowd.num_running == 3)
-    admission.resize(1, 1, NO_LIMITS)
-    waiting = ScriptedRequest(crowd, 3)
-    assert admission.admit(waiting) and not admission.admit(ScriptedRequest(crowd, 5)), "one may wait, and no second"
-    gate.set()
-    assert waiting.ended.wait(WAIT_S)
-    gate.clear()
-    last = [ScriptedRequest(crowd, number, gate=gate) for number in (6, 7)]
-    assert all(map(admission.admit, last))
-    until(lambda: crowd.num_running == 1)
-    admission.resize(2, 8, NO_LIMITS)
-    gate.set()
-    assert all(request.ended.wait(WAIT_S) for request in last)
-    assert admission.close(WAIT_S)
-
-
-def test_a_waiting_request_that_could_never_begin_any_more_is_given_up() -> None:
-    crowd, gate = Crowd(), threading.Event()
-    admission = Admission(2, 8)
-    running, large = ScriptedRequest(crowd, 0, gate=gate), ScriptedRequest(crowd, 1)
-    large.num_slots = 2
-    assert admission.admit(running) and admission.admit(large)
-    admission.resize(1, 8, NO_LIMITS)
-    assert large.reasons == ["full"] and not large.num_runs
-    gate.set()
-    assert admission.close(WAIT_S)

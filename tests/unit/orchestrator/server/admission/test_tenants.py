@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from orchestrator.server import admission as module
-from orchestrator.server.admission import Admission
-from orchestrator.server.tenants import TenantLimits
+from orchestrator.server.admission import Admission, TenantLimits
 from tests.support.admission import Crowd, ScriptedRequest, occupied
 from tests.support.hanging import WAIT_S, until
 
@@ -25,7 +23,7 @@ def request_of(
 
 
 def test_the_more_urgent_request_goes_first_and_equals_in_the_order_of_their_arrival(
-    make: Callable[[int, int], Admission],
+    make: Callable[..., Admission],
 ) -> None:
     admission, crowd = make(1, 10), Crowd()
     _, gate = occupied(admission, crowd)
@@ -37,9 +35,11 @@ def test_the_more_urgent_request_goes_first_and_equals_in_the_order_of_their_arr
     assert crowd.began == [-1, 2, 4, 0, 3, 1, 5]
 
 
-def test_a_request_that_has_waited_long_goes_before_one_that_is_more_urgent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_has_waited_long_goes_before_one_that_is_more_urgent(
+    make: Callable[..., Admission], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "AGING_S", 0.02)
-    admission, crowd = Admission(1, 10), Crowd()
+    admission, crowd = make(1, 10), Crowd()
     _, gate = occupied(admission, crowd)
     old, urgent, most_urgent = request_of(crowd, 0), request_of(crowd, 1, -2), request_of(crowd, 2, -10)
     assert admission.admit(old)
@@ -49,10 +49,9 @@ def test_a_request_that_has_waited_long_goes_before_one_that_is_more_urgent(monk
     for request in (old, urgent, most_urgent):
         assert request.ended.wait(WAIT_S)
     assert crowd.began == [-1, 2, 0, 1]
-    assert admission.close(WAIT_S)
 
 
-def test_an_urgent_request_takes_the_place_of_the_last_in_a_full_queue(make: Callable[[int, int], Admission]) -> None:
+def test_an_urgent_request_takes_the_place_of_the_last_in_a_full_queue(make: Callable[..., Admission]) -> None:
     admission, crowd = make(1, 2), Crowd()
     _, gate = occupied(admission, crowd)
     first, last, urgent = request_of(crowd, 0), request_of(crowd, 1), request_of(crowd, 2, -1)
@@ -66,12 +65,10 @@ def test_an_urgent_request_takes_the_place_of_the_last_in_a_full_queue(make: Cal
     assert crowd.began == [-1, 2, 0]
 
 
-@pytest.fixture(params=["own slots", "shared slots"])
-def fair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Admission]:
+@pytest.fixture
+def fair(make: Callable[..., Admission]) -> Admission:
     """Four slots, two at most of a tenant."""
-    admission = Admission(4, 4, tmp_path / "slots" if request.param == "shared slots" else None, TenantLimits(slots=2))
-    yield admission
-    assert admission.close(WAIT_S)
+    return make(4, 4, TenantLimits(slots=2))
 
 
 def test_a_tenant_at_its_limit_waits_and_the_others_pass_it(fair: Admission) -> None:
@@ -114,13 +111,10 @@ def test_a_full_queue_takes_the_last_request_of_the_tenant_that_has_the_most(fai
     assert modest.ended.wait(WAIT_S) and all(request.ended.wait(WAIT_S) for request in greedy)
 
 
-@pytest.fixture(params=["own slots", "shared slots"])
-def frugal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Admission]:
+@pytest.fixture
+def frugal(make: Callable[..., Admission]) -> Admission:
     """Four slots, a hundred tokens at most of a tenant."""
-    folder = tmp_path / "slots" if request.param == "shared slots" else None
-    admission = Admission(4, 4, folder, TenantLimits(tokens=100))
-    yield admission
-    assert admission.close(WAIT_S)
+    return make(4, 4, TenantLimits(tokens=100))
 
 
 def test_a_tenant_whose_requests_come_to_too_many_tokens_waits_and_the_others_pass_it(frugal: Admission) -> None:
