@@ -41,7 +41,7 @@ class WorkFolder:
 
     @property
     def state(self) -> Path:
-        """The folder with running slots, heartbeats and the drain, which the processes share; it need not exist yet."""
+        """The folder with running slots and the drain, which the processes share; it need not exist yet."""
         return self.path / "state"
 
     @property

@@ -7,7 +7,6 @@ import re
 import pytest
 
 from orchestrator.core.deployment.config import ServingConfig
-from orchestrator.core.deployment.reload_requests import live_keys
 from tools.configuration import PAGE, Key, declared_keys, page_of, read_keys
 
 pytestmark = pytest.mark.unit
@@ -41,18 +40,6 @@ def test_links_lead_to_pages_and_their_sections() -> None:
         headings = re.findall(r"^#+ (.*)", (PAGE.parent / page).read_text(encoding="utf-8"), re.MULTILINE)
         anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
         assert not anchor or anchor in anchors, f"{page}#{anchor}"
-
-
-def test_the_keys_that_a_reload_applies_are_those_that_the_page_names() -> None:
-    text = (PAGE.parent / "operations.md").read_text(encoding="utf-8")
-    rows = re.findall(
-        r"^\| (.*?) \| (.*?) \|$", text[text.index("\n## Reload\n") : text.index("\n## Configure\n")], re.M
-    )
-    applied = [key for what, effect in rows if not effect.startswith("refused") for key in re.findall(r"`(\w+)`", what)]
-    refused = [key for what, effect in rows if effect.startswith("refused") for key in re.findall(r"`(\w+)`", what)]
-    live = live_keys(ServingConfig(target="t"))
-    assert sorted(applied) == sorted(live)
-    assert refused and set(refused) <= set(ServingConfig.model_fields) - set(live)
 
 
 def test_keys_are_read_with_their_group_and_the_comments_above_them() -> None:
