@@ -69,11 +69,14 @@ class ChatTemplates:
 
     def reads(self, variable: str, tools: object = None) -> bool:
         """Return whether the template of a chat reads a variable that it gets from outside."""
-        source = self.sources.get(self._name(tools), "")
         try:
-            return variable in jinja2.meta.find_undeclared_variables(_ENVIRONMENT.parse(source))
+            return variable in jinja2.meta.find_undeclared_variables(_ENVIRONMENT.parse(self.source(tools)))
         except jinja2.TemplateError:
             return False
+
+    def source(self, tools: object = None) -> str:
+        """Return the source of a chat's template; "" if there is none."""
+        return self.sources.get(self._name(tools), "")
 
     def _name(self, tools: object) -> str:
         return TOOL_USE if tools is not None and TOOL_USE in self.sources else DEFAULT

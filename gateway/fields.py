@@ -14,11 +14,14 @@ from gateway.values import (
     Fields,
     Int,
     Messages,
+    NamedTool,
     Prediction,
     ResponseFormat,
     StreamOptions,
     Texts,
     Tokens,
+    ToolChoice,
+    Tools,
     joined_text,
 )
 
@@ -172,22 +175,32 @@ class GenerationFields(Fields):
             ) from None
         return {"logit_bias_ids": ids, "logit_bias_weights": list(self.logit_bias.values())}
 
+    def text_schema(self) -> Any:
+        """Return the schema that the text must match; None if it need not match one."""
+        if self.response_format.type == "json_object":
+            return {"type": "object"}
+        return self.response_format.json_schema and self.response_format.json_schema.schema_
+
     def _guide(self) -> dict[str, Any]:
         kind, schema, regex = self.response_format.type, self.response_format.json_schema, self.response_format.regex
         if (kind == "json_schema") != (schema is not None) or (kind == "regex") != (regex is not None):
             raise BadRequest(
                 f"response_format of type {kind!r} must have the field of that name, and no other", "response_format"
             )
-        if kind == "json_object":
-            return {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": '{"type": "object"}'}
-        guide = regex if schema is None else json.dumps(schema.schema_)
-        return {} if guide is None else {"guided_decoding_guide_type": kind, "guided_decoding_guide": guide}
+        if regex is not None:
+            return {"guided_decoding_guide_type": kind, "guided_decoding_guide": regex}
+        return {} if kind == "text" else schema_guide(self.text_schema())
 
     def _prediction(self) -> dict[str, Any]:
         if self.prediction is None:
             return {}
         text = joined_text(self.prediction.content)
         return {"draft_text": text} if text else {}
+
+
+def schema_guide(schema: Any) -> dict[str, Any]:
+    """Return the inputs that make an output match a schema."""
+    return {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": json.dumps(schema)}
 
 
 class CompletionFields(GenerationFields):
@@ -225,12 +238,22 @@ class ChatFields(GenerationFields):
     max_completion_tokens: Int | None = None
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP)
-    tools: Annotated[list[Any], Field(max_length=0)] = Field([], description="empty, since tools are not supported")
-    tool_choice: Literal["none", "auto"] = "none"
-    parallel_tool_calls: Any = None
+    tools: Tools = []
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool | None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] = ["text"]
     chat_template_kwargs: dict[str, Any] = {}
     add_generation_prompt: bool = True
+
+    @property
+    def choice(self) -> tuple[str, list[str] | None]:
+        """Whether a tool may (auto), must (required) or must not (none) be called, and which; None = any."""
+        if isinstance(self.tool_choice, str):
+            return self.tool_choice, None
+        if isinstance(self.tool_choice, NamedTool):
+            return "required", [self.tool_choice.function.name]
+        allowed = self.tool_choice.allowed_tools
+        return allowed.mode, [tool.function.name for tool in allowed.tools]
 
     @property
     def num_top(self) -> int | None:

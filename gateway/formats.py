@@ -12,6 +12,7 @@ from typing import Any
 
 from gateway.generation import Delta
 from gateway.tokenizer import Checkpoint
+from gateway.tool_calls import CallParser, ToolUse
 
 #: Why a text ended, in OpenAI's words; a text ended by its deadline is incomplete, like one that reached its limit.
 FINISH_REASONS = {"stop": "stop", "length": "length", "deadline": "length"}
@@ -24,6 +25,7 @@ class Format:
     num_top: how many of the most probable tokens each position shows; None = without log-probabilities.
     has_token_ids, has_steps: choices have the ids of their tokens, and the steps with their draft trees.
     has_prediction: the request has a prediction of its output, whose tokens are the drafts.
+    tool_use: how a chat's tools are used; None = it has none.
     """
 
     checkpoint: Checkpoint
@@ -32,6 +34,7 @@ class Format:
     has_token_ids: bool = False
     has_steps: bool = False
     has_prediction: bool = False
+    tool_use: ToolUse | None = None
     prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
     id: str = field(init=False)
     created: int = field(init=False)
@@ -39,6 +42,7 @@ class Format:
     def __post_init__(self) -> None:
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
+        self._parsers: dict[int, CallParser] = {}
         # Per choice, for text_offset: a character may begin in one token, or chunk, and end in the next.
         self._num_characters: Counter[int] = Counter()
         self._decoders: defaultdict[int, codecs.IncrementalDecoder] = defaultdict(
@@ -133,8 +137,23 @@ class ChatFormat(Format):
 
     def choice(self, index: int, sequence: Delta) -> dict[str, Any]:
         """Return a whole choice."""
-        message = {"role": "assistant", "content": sequence.text, "refusal": None}
-        return {"index": index, "message": message, **self._rest(index, sequence)}
+        message: dict[str, Any] = {"role": "assistant", "content": sequence.text, "refusal": None}
+        rest = self._rest(index, sequence)
+        if self.tool_use:
+            parsed = self._parsed(index, sequence, rest)
+            calls = [{key: call[key] for key in ("id", "type", "function")} for call in parsed.get("tool_calls", [])]
+            message["content"] = parsed.get("content", None if calls else "")
+            message |= {"tool_calls": calls} if calls else {}
+        return {"index": index, "message": message, **rest}
+
+    def _parsed(self, index: int, delta: Delta, rest: dict[str, Any]) -> dict[str, Any]:
+        """Return the content and the calls that a delta adds; a text that ends with a call says so in `rest`."""
+        assert self.tool_use
+        parser = self._parsers.setdefault(index, self.tool_use.parser())
+        parsed = parser.push(delta.text, bool(delta.finish_reason))
+        if parser.num_calls and rest["finish_reason"] == "stop":
+            rest["finish_reason"] = "tool_calls"
+        return parsed
 
     def first_choice(self, index: int) -> dict[str, Any]:
         """Return the first chunk of a choice, which names the role."""
@@ -143,7 +162,10 @@ class ChatFormat(Format):
 
     def delta_choice(self, index: int, delta: Delta) -> dict[str, Any]:
         """Return what a chunk adds to a choice."""
-        return {"index": index, "delta": {"content": delta.text} if delta.text else {}, **self._rest(index, delta)}
+        rest = self._rest(index, delta)
+        if self.tool_use:
+            return {"index": index, "delta": self._parsed(index, delta, rest), **rest}
+        return {"index": index, "delta": {"content": delta.text} if delta.text else {}, **rest}
 
     def logprobs(self, index: int, delta: Delta) -> dict[str, Any]:
         """Return the log-probabilities of a delta."""

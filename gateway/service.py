@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.errors import BadRequest, ModelNotFound, abbreviated
-from gateway.fields import ChatFields, CompletionFields, DetokenizeFields, GenerationFields, TokenizeFields
+from gateway.fields import (
+    ChatFields,
+    CompletionFields,
+    DetokenizeFields,
+    GenerationFields,
+    TokenizeFields,
+    schema_guide,
+)
 from gateway.formats import ChatFormat, Format
 from gateway.generation import Generation, Progress
 from gateway.jobs import Job
@@ -15,6 +22,7 @@ from gateway.metrics import Metrics
 from gateway.replicas import Replicas
 from gateway.settings import Settings
 from gateway.tokenizer import Checkpoint
+from gateway.tool_calls import ToolUse, tool_use_of
 from gateway.triton import to_request
 
 #: Each choice of each prompt is a request of its own to a server. Together, the requests of one body may have this many
@@ -56,16 +64,20 @@ class Gateway:
 
     def chat(self, fields: ChatFields, request_id: str, key_label: str = "") -> Job:
         """Return the job of a chat request; raises BadRequest or ModelNotFound. key_label: for the metrics."""
-        text, ignored = self._prompt(fields)
+        use = tool_use_of(fields, self.checkpoint.templates, self.settings.tool_parser)
+        text, ignored = self._prompt(fields, use)
         self.checkpoint.check_length(text, "messages")
         # The template writes the special tokens itself.
         ids = self.checkpoint.encode(text, add_special_tokens=False)
         self.checkpoint.check_num_ids(len(ids), "messages")
-        job = self._job(fields, [{"input_ids": ids}], ChatFormat, [], request_id, key_label)
-        job.ignored = ignored
+        inputs = {"input_ids": ids}
+        if use and use.is_bare:
+            inputs |= schema_guide(use.schema(None if use.must_call else fields.text_schema()))
+        job = self._job(fields, [inputs], ChatFormat, [], request_id, key_label)
+        job.ignored, job.format.tool_use = ignored, use
         return job
 
-    def _prompt(self, fields: ChatFields) -> tuple[str, tuple[str, ...]]:
+    def _prompt(self, fields: ChatFields, use: ToolUse | None) -> tuple[str, tuple[str, ...]]:
         """Return a chat as text, and the fields that change nothing; raises BadRequest."""
         arguments, templates = fields.chat_template_kwargs, self.checkpoint.templates
         if wrong := next((name for name in ("messages", "tools") if name in arguments), None):
@@ -75,7 +87,8 @@ class Gateway:
         if templates.reads(EFFORT) and fields.reasoning_effort is not None:
             arguments.setdefault(EFFORT, fields.reasoning_effort)
             ignored = tuple(name for name in ignored if name != EFFORT)
-        return templates.render([message.for_template() for message in fields.messages], arguments), ignored
+        messages = [message.for_template() for message in fields.messages]
+        return templates.render(messages, arguments, use.shown if use else None), ignored
 
     def _job(
         self,

@@ -48,6 +48,11 @@ class Settings(BaseModel):
     )
     tokenizer: str = Field("", description="folder or hub id of the target: its tokenizer.json and chat template")
     chat_template: str = Field("", description="file of a chat template that replaces the checkpoint's")
+    tool_parser: str = Field(
+        "auto",
+        pattern="^(auto|hermes|llama3)$",
+        description="how the chat template writes tool calls: hermes (<tool_call>, also Qwen), llama3, or auto",
+    )
     model_name: str = Field("", description="name of the model in requests (default: the last part of --tokenizer)")
     max_model_len: int = Field(
         0, ge=0, description="longest context in tokens, where it is not the max_position_embeddings of config.json"

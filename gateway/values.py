@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 MAX_INT32 = 2**31 - 1
 #: As wide as the server's inputs; the server itself checks which of these numbers a field may have.
@@ -72,6 +72,59 @@ class ResponseFormat(Fields):
     type: Literal["text", "json_object", "json_schema", "regex"]
     json_schema: JsonSchema | None = None
     regex: str | None = None
+
+
+class Function(Fields):
+    """A function that the model may call. strict: a call that must be made always matches; others are the model's."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Fields):
+    """A tool of a request."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Fields):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(Fields):
+    """A tool that must be called, or that may be."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class AllowedTools(Fields):
+    """The tools that may be called, and whether one of them must be."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
+class AllowedChoice(Fields):
+    """OpenAI's tool_choice of type allowed_tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def _as_written(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool as its client wrote it, which is how the chat template shows it; its fields are checked."""
+    Tool.model_validate(tool)
+    return tool
+
+
+Tools = Annotated[list[Annotated[dict[str, Any], AfterValidator(_as_written)]], Field(fail_fast=True)]
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedChoice
 
 
 def joined_text(content: Content) -> str:

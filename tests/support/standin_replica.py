@@ -54,7 +54,7 @@ class Fault:
 class StandInReplica(service_pb2_grpc.GRPCInferenceServiceServicer):
     """One replica. faults: one for each of its next streams. requests, ids: of the streams so far.
 
-    pace_s: time between two tokens.
+    pace_s: time between two tokens. script: if not empty, the pieces of each text, which then ends with `stop`.
     """
 
     faults: list[Fault | None] = field(default_factory=list)
@@ -62,6 +62,7 @@ class StandInReplica(service_pb2_grpc.GRPCInferenceServiceServicer):
     ids: list[str] = field(default_factory=list)
     is_up: bool = True
     pace_s: float = 0.0
+    script: list[str] = field(default_factory=list)
     num_cancelled: int = 0
     address: str = ""
     on_request: Callable[[], None] = lambda: None
@@ -96,7 +97,7 @@ class StandInReplica(service_pb2_grpc.GRPCInferenceServiceServicer):
                 raise
 
     async def _responses(self, inputs: dict[str, Any], fault: Fault | None, context: Any) -> AsyncIterator[Any]:
-        begun, total = len(inputs.get("generated_ids", [])), inputs["max_tokens"][0]
+        begun, total = len(inputs.get("generated_ids", [])), len(self.script) or inputs["max_tokens"][0]
         for position in range(begun, total):
             if fault and position - begun == fault.after:
                 if fault.not_before:
@@ -109,14 +110,14 @@ class StandInReplica(service_pb2_grpc.GRPCInferenceServiceServicer):
             await asyncio.sleep(self.pace_s)
             token = token_at(inputs["seed"][0], position)
             outputs: dict[str, Any] = {
-                "text_output": LETTERS[token - 1],
+                "text_output": self.script[position] if self.script else LETTERS[token - 1],
                 "output_ids": token,
                 "step_lengths": 1,
                 "step_draft_tokens": 2,
                 "step_accepted_tokens": 0,
             }
             if position == total - 1:
-                outputs |= {"finish_reason": "length", "num_input_tokens": 3}
+                outputs |= {"finish_reason": "stop" if self.script else "length", "num_input_tokens": 3}
             yield service_pb2.ModelStreamInferResponse(infer_response=_response(outputs))
 
 

@@ -205,7 +205,7 @@ def test_tools_and_images_are_refused_by_name() -> None:
     messages = {"messages": [{"role": "user", "content": [image]}]}
     for body, words in (
         (messages, "'image_url'"),
-        ({**CHAT, "tools": [{"type": "function"}]}, "tools are not supported"),
+        ({**CHAT, "tools": [{"type": "function"}]}, "tools.0.function"),
     ):
         with pytest.raises(BadRequest, match=words):
             parse(ChatFields, json.dumps(body).encode())
