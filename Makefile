@@ -176,12 +176,20 @@ $(VENV)/.profile: $(VENV)/.serve
 	@touch $@
 
 # torch first. Its version without CUDA, 2.13.0+cpu, is taken before PyPI's 2.13.0; an index that is out of reach is
-# soon given up.
+# soon given up. The stamp holds the choice that was installed: another one, if it is named, replaces it.
+CHOICE = $(strip $(TORCH) $(TORCH_INDEX))
+ifneq ($(filter-out file,$(origin TORCH) $(origin TORCH_INDEX)),)
+ifneq ($(strip $(file < $(VENV)/.torch)),$(CHOICE))
+.PHONY: $(VENV)/.torch
+REPLACED := 1
+endif
+endif
 $(VENV)/.torch:
 	@$(PYTHON) tools/check_host.py
 	@test -x $(PY) || { echo "setup: making $(VENV)"; $(PYTHON) -m venv $(if $(filter skip,$(TORCH)),--system-site-packages) $(VENV); }
+	@$(if $(REPLACED),$(PY) -m pip --quiet uninstall --yes torch || true)
 	@$(PY) -c '$(TORCH_FITS)' 2>/dev/null || { \
 		test $(TORCH) != skip || { echo "setup: TORCH=skip, but no torch 2.11-2.13 is installed" >&2; exit 2; }; \
 		echo "setup: installing torch $(TORCH)"; \
 		$(if $(LOCK),$(call locked,torch) && )$(PIP) torch==$(TORCH) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX) --timeout 30 --retries 1); }
-	@touch $@
+	@echo "$(CHOICE)" > $@

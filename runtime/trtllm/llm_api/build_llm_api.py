@@ -32,7 +32,7 @@ def build_target(config: ServingConfig, caller: ModelCaller) -> tuple[TrtllmClie
         from runtime.trtllm.llm_api.adapter import LlmAdapter
         from runtime.trtllm.llm_api.transport import LlmTransport
     except ImportError as error:
-        raise ConfigError(f"engine = 'llm_api' needs the extra llm-api: pip install '.[llm-api]' ({error})") from None
+        raise ConfigError(f"engine = 'llm_api' needs the extra llmapi: pip install '.[llmapi]' ({error})") from None
     log.warning("the LLM API (method %s) is EXPERIMENTAL: it has never been run with the library", manifest.method)
     transport = LlmTransport(config.llm_api_address)
     try:

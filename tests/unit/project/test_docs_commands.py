@@ -56,7 +56,12 @@ def commands(body):
 def documents():
     return [
         path
-        for path in (ROOT / "README.md", ROOT / "build" / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+        for path in (
+            ROOT / "README.md",
+            ROOT / "CONTRIBUTING.md",
+            ROOT / "build" / "README.md",
+            *sorted((ROOT / "docs").rglob("*.md")),
+        )
         if path.exists()
     ]
 

@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = "auditor|benchmarks|build|clients|docker|gateway|launcher|model_repository|orchestrator|runtime|tests|tools"
 NAMED = re.compile(rf"`((?:{FOLDERS})/[\w./-]*)`")
-PAGES = [ROOT / "README.md", ROOT / "build" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "build" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -350,7 +350,7 @@ def test_missing_server_extra_or_sharing_is_named(
     with pytest.raises(ConfigError, match="prefix_sharing must be true"):
         build_target(config_of(tmp_path, prefix_sharing=False))
     monkeypatch.setitem(sys.modules, "runtime.trtllm.llm_api.transport", None)
-    with pytest.raises(ConfigError, match=r"needs the extra llm-api: pip install '\.\[llm-api\]'"):
+    with pytest.raises(ConfigError, match=r"needs the extra llmapi: pip install '\.\[llmapi\]'"):
         build_target(config_of(tmp_path))
 
 
