@@ -26,12 +26,19 @@ COMPILE_LIMIT_S = 300
 LEVELS_VARIABLE = "NATIVE_LEVELS"
 _AVX2 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-#: The levels of the x86-64 psABI, and one with bfloat16 products → the flags in /proc/cpuinfo that a processor of the
-#: level has.
+#: The levels of the x86-64 psABI, and those with more instructions (see _TARGETS) → the flags in /proc/cpuinfo that a
+#: processor of the level has.
 LEVELS = {
-    "x86-64-v4-bf16": _AVX512 | {"avx512_bf16"},
+    "x86-64-v4-bf16": _AVX512 | {"avx512_bf16", "avx512_vnni"},
+    "x86-64-v4-vnni": _AVX512 | {"avx512_vnni"},
     "x86-64-v4": _AVX512,
+    "x86-64-v3-vnni": _AVX2 | {"avx_vnni"},
     "x86-64-v3": _AVX2,
+}
+_TARGETS = {
+    "x86-64-v4-bf16": ["-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"],
+    "x86-64-v4-vnni": ["-march=x86-64-v4", "-mavx512vnni"],
+    "x86-64-v3-vnni": ["-march=x86-64-v3", "-mavxvnni"],
 }
 
 
@@ -129,7 +136,7 @@ def _level() -> str | None:
 def _target() -> list[str]:
     """Return the compiler's options for the level, or for this machine."""
     level = _level() or "native"
-    return [f"-march={level.removesuffix('-bf16')}", *(["-mavx512bf16"] if level.endswith("-bf16") else [])]
+    return _TARGETS.get(level) or [f"-march={level}"]
 
 
 def _runs(level: str) -> bool:

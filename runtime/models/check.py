@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,6 @@ from runtime.engine.kv.sequences import CachedSequence, SequenceTable
 from runtime.models.causal_lm import CausalModel
 from runtime.models.fused import BorrowedLinear
 from runtime.models.native.model import NativeModel
-from runtime.models.quantized import Quantized, linears, rounded_inputs
 
 NUM_CHECKED = 64
 #: Rows that are also computed alone: enough to see a row's bits change, few enough for large models.
@@ -42,7 +41,10 @@ TOLERANCE = {
     torch.float32: Tolerance(1.0, 1e-3),
     torch.bfloat16: Tolerance(0.75, 1.0),
 }
-ROUNDED = Tolerance(0.75, 0.5)
+NATIVE_BFLOAT16 = Tolerance(0.75, 0.5)
+# Inputs in 8 bits are compared with inputs in float32: they move log p of some token by 0.6 in the median row of
+# SmolLM2-135M, 30 layers, as much as another order of sums moves that of a stock model with rounded inputs.
+NATIVE_INT8 = Tolerance(0.75, 2.0)
 
 
 def probe_ids(vocab_size: int) -> list[int]:
@@ -59,20 +61,15 @@ def stock_log_probs(model: Any) -> Tensor:
     return logits.double().log_softmax(dim=-1)
 
 
-def products_in_bfloat16(model: nn.Module) -> AbstractContextManager[None]:
-    """Round the inputs of a model's products to bfloat16, as the native pass does."""
-    products = [module for module in model.modules() if isinstance(module, nn.Linear | BorrowedLinear)]
-    return _rounding(products, lambda inputs: inputs.bfloat16().to(inputs.dtype))
-
-
-def quantized_products(model: nn.Module, quantized: Quantized) -> AbstractContextManager[None]:
-    """Round the inputs of products with quantised matrices to 8 bits, as the native pass does."""
-    return _rounding([module for module in linears(model) if id(module.weight) in quantized], rounded_inputs)
-
-
 @contextmanager
-def _rounding(products: list[Any], rounded: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    hooks = [product.register_forward_pre_hook(lambda _, inputs: (rounded(inputs[0]),)) for product in products]
+def products_in_bfloat16(model: nn.Module) -> Iterator[None]:
+    """Round the inputs of a model's products to bfloat16, as the native pass does."""
+
+    def rounded(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
+        return (inputs[0].bfloat16().to(inputs[0].dtype),)
+
+    products = [module for module in model.modules() if isinstance(module, nn.Linear | BorrowedLinear)]
+    hooks = [product.register_forward_pre_hook(rounded) for product in products]
     try:
         yield
     finally:
@@ -92,8 +89,9 @@ def check_against_stock(model: CausalModel | NativeModel, expected: Tensor, name
     probe.forward(Segment(sequence, 0, quarter))
     second = probe.pass_of(Segment(sequence, quarter, half, probe.tree))
     logits = model.forward(second, probe.cache)[::2]
-    is_rounded = isinstance(model, NativeModel) and model.rounds_inputs
-    allowed = ROUNDED if is_rounded else TOLERANCE[model.dtype]
+    allowed = TOLERANCE[model.dtype]
+    if isinstance(model, NativeModel):
+        allowed = NATIVE_INT8 if model.is_quantized else NATIVE_BFLOAT16 if model.rounds_inputs else allowed
     _check_log_probs(logits.double().log_softmax(dim=-1), expected[half - 1 :], allowed, name)
     if isinstance(model, CausalModel):  # the native pass reads the windows from the configuration
         _check_window(model, second.windows, name)

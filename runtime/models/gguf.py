@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from orchestrator.core.deployment.gguf_file import GgufFile, TensorInfo, read_gguf
 from orchestrator.core.errors import ConfigError
+from runtime.models.quantized import BLOCK_BYTES, Kind, QuantizedMatrix
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -31,6 +32,7 @@ _LAYER = {
     **{f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
 }
 _NAME = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
+BLOCK_KINDS: dict[str, Kind] = {kind: kind for kind in BLOCK_BYTES}
 #: One divisor for each rotary frequency (Llama 3.1 and later); no weight of the model.
 FREQUENCY_FACTORS = "rope_freqs.weight"
 
@@ -69,9 +71,20 @@ class GgufWeights:
         """Return the values as weights of the stock model."""
         return {name: tensor.dequantized().to(dtype) for name, tensor in self.tensors.items()}
 
+    def matrices(self, names: Iterable[str]) -> dict[str, QuantizedMatrix]:
+        """Return the matrices among these names whose blocks native code multiplies."""
+        found = {}
+        for name in names:
+            tensor = self.tensors.get(name)
+            kind = BLOCK_KINDS.get(tensor.kind.name) if tensor and len(tensor.shape) == 2 else None
+            if tensor and kind:
+                blocks = torch.from_numpy(np.array(tensor.blocks)).unflatten(1, (-1, BLOCK_BYTES[kind]))
+                found[name] = QuantizedMatrix(kind, blocks)
+        return found
+
 
 def read_weights(source: str) -> GgufWeights:
-    """Map a file's weights into memory; raises ConfigError for a tensor or a format that is not known."""
+    """Map a file's weights into memory; raises ConfigError for a tensor that is not known or damaged."""
     file = read_gguf(Path(source))
     data = np.memmap(file.path, np.uint8, "r")
     found = {name: _tensor(file, name, info, data) for name, info in file.tensors.items()}
@@ -96,6 +109,10 @@ def _tensor(file: GgufFile, name: str, info: TensorInfo, data: Bytes) -> Quantiz
     blocks = data[info.offset : info.offset + rows * row_bytes]
     if info.shape[-1:] == () or info.shape[-1] % per_block or len(blocks) != rows * row_bytes:
         raise ConfigError(f"{file.path}: the tensor {name} {list(info.shape)} does not fit the file, which may be cut")
+    if kind.name in BLOCK_KINDS:
+        ends = blocks.reshape(-1, block_bytes)[:, : 4 if kind.name == "Q4_1" else 2]
+        if not np.isfinite(ends.copy().view(np.float16)).all():
+            raise ConfigError(f"{file.path}: the tensor {name} holds a scale that is no finite number: it is damaged")
     return QuantizedTensor(kind, info.shape, blocks.reshape(rows, row_bytes))
 
 

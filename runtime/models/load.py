@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from native.compiling import Unbuilt
+from orchestrator.core.deployment.gguf_file import is_gguf
 from orchestrator.core.errors import ConfigError, first_line
 from orchestrator.core.types import HiddenStates
 from runtime.models.causal_lm import CausalModel, adapt
-from runtime.models.check import (
-    check_against_stock,
-    check_bits,
-    products_in_bfloat16,
-    quantized_products,
-    stock_log_probs,
-)
+from runtime.models.check import check_against_stock, check_bits, products_in_bfloat16, stock_log_probs
+from runtime.models.gguf import read_weights
 from runtime.models.native.families import rope_types, unsupported
 from runtime.models.native.model import NativeModel
-from runtime.models.quantized import quantize_linears
+from runtime.models.quantized import QuantizedMatrix, quantize_linears
 from runtime.models.stock import read_pretrained, resolve
 
 log = logging.getLogger(__name__)
@@ -113,7 +110,7 @@ def _adapted(model: Any, features: HiddenStates, folder: str) -> CausalModel:
 def _native(model: Any, features: HiddenStates, folder: str, kernels: Kernels, quantizes: bool) -> NativeModel | None:
     """Return the native forward pass of a stock model on the CPU; None, with the reason in the log, to use torch's.
 
-    quantizes: the weights are rounded to 8 bits. Raises ConfigError if the deployment asks for the native forward pass.
+    quantizes: products are of 8-bit integers. Raises ConfigError if the deployment asks for the native forward pass.
     """
     if kernels == "torch":
         return None
@@ -122,12 +119,12 @@ def _native(model: Any, features: HiddenStates, folder: str, kernels: Kernels, q
             raise Unsupported(f"it does not support {reason}")
         rounds_inputs = model.dtype == torch.bfloat16
         stock = model.float().eval()
-        quantized = quantize_linears(stock) if quantizes else {}
+        quantized = _quantized(stock, folder) if quantizes else {}
         for parameter in stock.parameters():
             if id(parameter) in quantized:
                 parameter.data = quantized[id(parameter)].dequantized()
         native = NativeModel(stock, features, rounds_inputs, quantized)
-        with products_in_bfloat16(stock) if rounds_inputs else quantized_products(stock, quantized):
+        with products_in_bfloat16(stock) if rounds_inputs else nullcontext():
             expected = stock_log_probs(stock)
         check_against_stock(native, expected, folder)
         check_bits(native, folder)
@@ -138,6 +135,14 @@ def _native(model: Any, features: HiddenStates, folder: str, kernels: Kernels, q
         log.log(level, "%s: torch computes this model, not the native forward pass: %s", folder, error)
         return None
     return native
+
+
+def _quantized(stock: Any, folder: str) -> dict[int, QuantizedMatrix]:
+    """Return the quantised matrices of a model: those of a GGUF file in its own blocks if native code has them."""
+    if not is_gguf(folder):
+        return quantize_linears(stock)
+    names = [name for name, _ in stock.named_parameters()]
+    return quantize_linears(stock, read_weights(folder).matrices(names))
 
 
 def native_refused(name: str, reason: str) -> ConfigError:

@@ -78,9 +78,19 @@ def quantize(weight: Tensor) -> QuantizedMatrix:
     )
 
 
-def quantize_linears(model: nn.Module) -> dict[int, QuantizedMatrix]:
-    """Return the Q8_0 form of each linear layer that native code can multiply by blocks."""
-    return {id(module.weight): quantize(module.weight) for module in linears(model)}
+def quantize_linears(
+    model: nn.Module, given: Mapping[str, QuantizedMatrix] | None = None
+) -> dict[int, QuantizedMatrix]:
+    """Return the quantised form of each linear layer that native code can multiply by blocks, else Q8_0.
+
+    given: matrices that are already quantised, by their names in the model; embeddings among them are kept, too.
+    """
+    given = given or {}
+    names = {id(weight): name for name, weight in model.named_parameters()}
+    found = {id(module.weight): given.get(names.get(id(module.weight), "")) for module in linears(model)}
+    quantized = {id(each.weight): found[id(each.weight)] or quantize(each.weight) for each in linears(model)}
+    tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+    return {id(table): given[names[id(table)]] for table in tables if names[id(table)] in given} | quantized
 
 
 def linears(model: nn.Module) -> list[Any]:
@@ -114,11 +124,3 @@ def combined(
     if len(blocks) < len(parts):
         return arrange([part.detach() for part in parts])
     return QuantizedMatrix(blocks[0].kind, arrange([each.blocks for each in blocks]))
-
-
-def rounded_inputs(inputs: Tensor) -> Tensor:
-    """Round the inputs of a product (…, n), as native code does: 32 share the scale max |x| ÷ 127."""
-    blocks = inputs.unflatten(-1, (-1, BLOCK))
-    most = blocks.abs().amax(dim=-1, keepdim=True)
-    quants = (blocks * (127 / most)).nan_to_num(nan=0.0).round()
-    return (quants * (most / 127)).flatten(-2)

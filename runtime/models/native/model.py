@@ -40,7 +40,7 @@ class NativeModel:
     """The forward pass of one model over a `Pass`; has the interface of `runtime.models.causal_lm.CausalModel`.
 
     num_threads: threads of the next pass, at most max_threads; None = chosen for each pass by measurement.
-    dtype: the type of the cache and the logits. rounds_inputs: inputs of products are rounded, to bfloat16 or 8 bits.
+    dtype: the type of the cache and the logits. rounds_inputs: see __init__. is_quantized: whether any matrix is.
     """
 
     kernels = "native"
@@ -56,7 +56,7 @@ class NativeModel:
         config = model.config.get_text_config()
         columns = FeatureColumns(config, features)
         self.device, self.dtype = torch.device("cpu"), torch.float32
-        self.rounds_inputs = rounds_inputs or bool(quantized)
+        self.rounds_inputs, self.is_quantized = rounds_inputs, bool(quantized)
         self.vocab_size: int = config.vocab_size
         self.max_positions: int = config.max_position_embeddings
         self.has_windows = any(windows(config))

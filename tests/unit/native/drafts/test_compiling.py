@@ -116,4 +116,4 @@ def test_a_level_with_products_of_bfloat16_is_its_base_and_one_instruction_set(
         with pytest.raises(Unbuilt):  # nothing was compiled
             library.build()
     targets = [[option for option in command if option.startswith("-m")] for command in commands]
-    assert targets == [["-march=x86-64-v4", "-mavx512bf16"], ["-march=x86-64-v3"]]
+    assert targets == [["-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"], ["-march=x86-64-v3"]]

@@ -23,11 +23,11 @@ from orchestrator.core.types import HiddenStates
 from runtime.engine.kv.batch import Segment
 from runtime.engine.paged import PagedModel
 from runtime.models.causal_lm import CausalModel
-from runtime.models.check import products_in_bfloat16, quantized_products
+from runtime.models.check import products_in_bfloat16
 from runtime.models.load import load_model
 from runtime.models.native import model as native_model
 from runtime.models.native.model import NativeModel
-from runtime.models.quantized import quantize_linears
+from runtime.models.quantized import linears, quantize_linears
 from tests.unit.runtime.models.test_families import FAMILIES, LLAMA3_ROPE, SLIDING_FULL, WINDOW, Stock, write_checkpoint
 
 SIZES = {"hidden_size": 64, "intermediate_size": 80, "head_dim": 16, "num_hidden_layers": 7, "initializer_range": 0.2}
@@ -90,17 +90,31 @@ def paged(model: NativeModel) -> Iterator[PagedModel]:
     yield PagedModel(model, 8, 4, share=False)
 
 
+def rounded_inputs(inputs: torch.Tensor) -> torch.Tensor:
+    """The inputs of products as int8 has them: 32 share the scale max |x| ÷ 127."""
+    blocks = inputs.unflatten(-1, (-1, 32))
+    most = blocks.abs().amax(dim=-1, keepdim=True)
+    return ((blocks * (127 / most)).nan_to_num(nan=0.0).round() * (most / 127)).flatten(-2)
+
+
 @contextmanager
 def rounded(stock: Any, dtype: str) -> Iterator[None]:
     """Round a stock model's weights, for good, and the inputs of its products as the native pass does."""
+    if dtype == "bfloat16":
+        for weight in stock.parameters():
+            weight.data = weight.data.bfloat16().to(weight.dtype)
+        with products_in_bfloat16(stock):
+            yield
+        return
     quantized = quantize_linears(stock) if dtype == "int8" else {}
     for weight in stock.parameters():
         if id(weight) in quantized:
             weight.data = quantized[id(weight)].dequantized().to(weight.dtype)
-        elif dtype == "bfloat16":
-            weight.data = weight.data.bfloat16().to(weight.dtype)
-    with products_in_bfloat16(stock) if dtype == "bfloat16" else quantized_products(stock, quantized):
-        yield
+    products = [module for module in linears(stock) if id(module.weight) in quantized]
+    hooks = [each.register_forward_pre_hook(lambda _, inputs: (rounded_inputs(inputs[0]),)) for each in products]
+    yield
+    for hook in hooks:
+        hook.remove()
 
 
 def random_ids(length: int, seed: int = 0) -> list[int]:

@@ -16,6 +16,7 @@ from orchestrator.core.errors import ConfigError
 from runtime.models.gguf import read_weights
 from runtime.models.heads.checkpoint.target_tables import fingerprint, read_tables
 from runtime.models.load import load_model
+from runtime.models.native.model import NativeModel
 from runtime.models.stock import read_pretrained
 from tests.support.gguf_files import finish, write_gguf
 from tests.support.tiny_models import tiny_config
@@ -81,6 +82,26 @@ def test_gguf_model_computes_what_the_original_with_the_file_s_values_computes(
             "torch",
             "native",
         ]
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+def test_gguf_blocks_are_what_native_code_multiplies(tmp_path: Path, kind: str) -> None:
+    file, original = gguf_of(tmp_path, kind)
+    names = [name for name, _ in original.named_parameters()]
+    matrices = read_weights(file).matrices(names)
+    assert {each.kind for each in matrices.values()} == {kind} and "model.embed_tokens.weight" in matrices
+    for name, matrix in matrices.items():
+        assert torch.equal(matrix.dequantized(), original.state_dict()[name])
+    assert isinstance(model := load_model(file, "cpu", "int8", kernels="native"), NativeModel) and model.is_quantized
+
+
+def test_gguf_block_whose_scale_is_damaged_is_refused_by_name(tmp_path: Path) -> None:
+    file, _ = gguf_of(tmp_path, "Q8_0")
+    content, block = Path(file).read_bytes(), read_weights(file).tensors["lm_head.weight"].blocks[0, :34].tobytes()
+    assert content.count(block) == 1
+    Path(file).write_bytes(content.replace(block, block[:1] + b"\x7c" + block[2:]))
+    with pytest.raises(ConfigError, match=r"the tensor output.weight holds a scale that is no finite number"):
+        load_model(file, "cpu", "int8", kernels="native")
 
 
 def test_gguf_k_quants_are_dequantised(tmp_path: Path) -> None:
