@@ -52,8 +52,9 @@ serve: $(VENV)/.serve ## run a deployment: make serve CONFIG=serving.toml
 reload: $(VENV)/.serve ## restart a running server, behind a drain, with its deployment file: make reload ARGS=--help
 	@$(PY) -m launcher.reload $(ARGS)
 
-gateway: $(VENV)/.serve ## a server, OpenAI's API before it, the playground: make gateway ARGS=--help
-	@$(PY) -m gateway --serve $(CONFIG) $(ARGS)
+gateway: $(VENV)/.serve ## OpenAI's API and the playground before a running server (make serve): make gateway ARGS=--help
+	@GATEWAY_TOKENIZER=$${GATEWAY_TOKENIZER:-$$($(PY) -m orchestrator.core.deployment.gguf_checkpoint models/SmolLM2-135M-Instruct.gguf)} \
+		$(PY) -m gateway $(ARGS)
 
 test: $(VENV)/.dev ## unit tests, then tests against a real server
 	@$(PY) -m pytest -n $(WORKERS) --dist worksteal tests/unit

@@ -204,7 +204,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(dim(f"\nThe demo took {time.monotonic() - began_s:.0f} s."))
-    print(f"Next: {bold('make gateway')}, then open http://127.0.0.1:9000/ to chat (OpenAI's API: /v1).")
+    print(f"Next: {bold('make serve')}, and in another terminal the API (http://127.0.0.1:9000/v1) with a page to chat")
+    print(f"(http://127.0.0.1:9000/): {bold('make gateway')}")
     return status
 
 

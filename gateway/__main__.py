@@ -1,4 +1,4 @@
-"""`python -m gateway`: OpenAI's API in front of Triton servers, which it can start itself (`--serve serving.toml`)."""
+"""`python -m gateway`: OpenAI's API in front of Triton servers."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import argparse
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import prometheus_client
 import uvicorn
 from fastapi import FastAPI
 
 from gateway.app import create_app
-from gateway.connections import raise_file_limit, server_config
-from gateway.listening import address_of, bound, listen, metrics_served
-from gateway.local import serving, target_of
-from gateway.settings import PREFIX, Settings, SettingsError, parse_flags, read_settings
+from gateway.settings import KEEP_ALIVE_S, PREFIX, Settings, SettingsError, parse_flags, places_of, read_settings
 
 _EPILOG = f"""\
 Each setting is also an environment variable, {PREFIX}<NAME>: --api-keys-file is {PREFIX}API_KEYS_FILE.
@@ -31,53 +30,76 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="gateway", description=__doc__, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--serve", metavar="CONFIG", help="start servers of this deployment instead of naming --replicas"
-    )
-    parser.add_argument("--num-replicas", type=int, default=1, help="servers that --serve starts (%(default)s)")
-    options, flags = parse_flags(parser, arguments)
-    # Like Ctrl-C, SIGTERM unwinds every `with` block, so that the servers started here are stopped too.
+    _, flags = parse_flags(parser, arguments)
     # uvicorn handles both signals while it serves, and raises them again when it has ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        if options.serve:
-            flags.setdefault("tokenizer", target_of(options.serve))
-        run(read_settings(flags, os.environ), options.serve, options.num_replicas)
+        run(read_settings(flags, os.environ))
     except SettingsError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
     except KeyboardInterrupt:
-        return 0
+        pass
     return 0
 
 
-def run(settings: Settings, config: str | None, num_replicas: int) -> None:
-    """Serve until Ctrl-C or SIGTERM. config: the deployment of the servers to start, if any; raises SettingsError.
-
-    Errors of the gateway itself are found before the servers load their models, which may take minutes.
-    """
+def run(settings: Settings) -> None:
+    """Serve until Ctrl-C or SIGTERM; raises SettingsError."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("gateway").setLevel(settings.log_level.upper())
-    raise_file_limit(settings.max_connections)
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # each connection of a client is one
     app = create_app(settings)
-    gateway = app.state.gateway
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(bound(settings.host, settings.port, "port"))
+        listener = stack.enter_context(_bound(settings.host, settings.port))
         if settings.metrics_port is not None:
-            stack.enter_context(metrics_served(gateway.metrics.registry, settings.host, settings.metrics_port))
-        if config:
-            gateway.replicas.addresses = ",".join(stack.enter_context(serving(config, num_replicas)))
-        serve(app, settings, listener)
+            stack.enter_context(_metrics_served(app, settings.host, settings.metrics_port))
+        host, port = listener.getsockname()[:2]
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        print(f"gateway: http://{address}/v1, playground http://{address}/, replicas {settings.replicas}", flush=True)
+        uvicorn.Server(server_config(app, settings)).run(sockets=[listener])
 
 
-def serve(app: FastAPI, settings: Settings, listener: socket.socket) -> None:
-    """Serve on a bound socket until Ctrl-C or SIGTERM."""
-    config = server_config(app, settings)
-    listen(listener, "port", config.backlog)  # a client that reads the line below may connect at once
-    address = address_of(listener)
-    replicas = app.state.gateway.replicas.addresses
-    print(f"gateway: http://{address}/v1, playground http://{address}/, replicas {replicas}", flush=True)
-    uvicorn.Server(config).run(sockets=[listener])
+def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    """Return how uvicorn serves the gateway."""
+    return uvicorn.Config(
+        app,
+        log_level=settings.log_level,
+        access_log=False,  # the middleware writes one line per request
+        timeout_graceful_shutdown=settings.stop_limit_s,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        ws="none",
+    )
+
+
+@contextlib.contextmanager
+def _bound(host: str, port: int) -> Iterator[socket.socket]:
+    """Yield a socket that listens, which is closed at the end; raises SettingsError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise _cannot_listen(host, port, "port", error) from None
+    with listener:
+        yield listener
+
+
+@contextlib.contextmanager
+def _metrics_served(app: FastAPI, host: str, port: int) -> Iterator[None]:
+    """Serve /metrics on a port of its own, without a key; raises SettingsError."""
+    try:
+        server, _ = prometheus_client.start_http_server(port, host, app.state.gateway.metrics.registry)
+    except OSError as error:
+        raise _cannot_listen(host, port, "metrics_port", error) from None
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _cannot_listen(host: str, port: int, setting: str, error: OSError) -> SettingsError:
+    return SettingsError(f"cannot listen on {host}:{port}: {error.strerror} (--host, {places_of(setting)})")
 
 
 if __name__ == "__main__":

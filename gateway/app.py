@@ -71,7 +71,7 @@ def create_app(settings: Settings) -> FastAPI:
     _add_tokenizer(app, gateway, bodies)
     _add_operations(app, gateway)
     _add_playground(app, gateway)
-    app.add_middleware(Guard, keys=ApiKeys(settings), metrics=gateway.metrics)
+    app.add_middleware(Guard, keys=ApiKeys(settings), metrics=gateway.metrics, send_limit_s=settings.send_limit_s)
     if origins := [origin.strip() for origin in settings.allowed_origins.split(",") if origin.strip()]:
         app.add_middleware(
             CORSMiddleware,

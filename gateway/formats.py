@@ -157,7 +157,7 @@ class ChatFormat(Format):
 
     def first_choice(self, index: int) -> dict[str, Any]:
         """Return the first chunk of a choice, which names the role."""
-        delta = {"role": "assistant", "content": "", "refusal": None}
+        delta = {"role": "assistant", "content": None if self.tool_use else "", "refusal": None}
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def delta_choice(self, index: int, delta: Delta) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 
 from gateway.errors import ApiError, Unauthorized, UnknownUrl
 from gateway.keys import ApiKeys
@@ -31,10 +33,10 @@ log = logging.getLogger(__name__)
 
 
 class Guard:
-    """Gives each request an id, refuses those without a valid key, and measures."""
+    """Gives each request an id, refuses those without a valid key, measures, and ends those that nobody reads."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, metrics: Metrics) -> None:
-        self._app, self._keys, self._metrics = app, keys, metrics
+    def __init__(self, app: ASGIApp, keys: ApiKeys, metrics: Metrics, send_limit_s: float) -> None:
+        self._app, self._keys, self._metrics, self._send_limit_s = app, keys, metrics, send_limit_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -52,7 +54,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)[REQUEST_ID] = request_id
-            await send(message)
+            await self._send(send, message)
 
         is_counted = endpoint in COUNTED
         self._metrics.running.inc(is_counted)
@@ -67,6 +69,8 @@ class Guard:
             return await self._app(scope, receive, observed)
         except (Unauthorized, UnknownUrl) as error:
             return await to_response(error)(scope, receive, observed)
+        except ClientDisconnect:
+            status = 499
         except Exception:
             status = 500
             raise
@@ -75,6 +79,15 @@ class Guard:
             if is_counted:
                 self._metrics.requests.labels(endpoint, status, key_label).inc()
                 self._observe(scope["method"], endpoint, status, time.monotonic() - began_s, request_id)
+
+    async def _send(self, send: Send, message: Message) -> None:
+        """Send a part of a response; raises ClientDisconnect if the client has not made room for it in time."""
+        try:
+            async with asyncio.timeout(self._send_limit_s):
+                await send(message)  # waits while the client lags behind by more than the buffers hold
+        except TimeoutError:
+            log.info("a client read nothing for %g s: its request ends", self._send_limit_s)
+            raise ClientDisconnect from None
 
     def _observe(self, method: str, endpoint: str, status: int, seconds: float, request_id: str) -> None:
         self._metrics.request_seconds.labels(endpoint).observe(seconds)

@@ -68,12 +68,7 @@ class Settings(BaseModel):
         False, description="derive cache_salt from a request's API key, and ignore the client's own and its priority"
     )
     max_body_bytes: int = Field(8 << 20, ge=1024, description="longest request body")
-    max_connections: int = Field(
-        900, ge=1, description="most open connections; beyond it, the one that has been idle for longest is closed"
-    )
-    receive_limit_s: float = Field(
-        60, gt=0, description="longest that a client may take to send the head of a request, and then its body"
-    )
+    receive_limit_s: float = Field(60, gt=0, description="longest that a client may take to send a request's body")
     send_limit_s: float = Field(60, gt=0, description="longest that a client may read nothing of a response")
     max_sequences: int = Field(32, ge=1, le=1024, description="most sequences of one request: prompts × n")
     request_timeout_s: float = Field(600, gt=0, le=86_400, description="deadline of a request")

@@ -19,12 +19,14 @@ TEMPLATE = """{%- for tool in tools or [] %}{{ tool | tojson }}
 {% for call in m.tool_calls or [] %}{{ call.function | tojson }}
 {% endfor %}{% endfor %}"""
 SEVERAL = {"type": "array", "items": {"enum": ["Oslo", "Paris", "Rome"]}, "minItems": 4, "maxItems": 9}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"cities": SEVERAL},
+    "required": ["cities"],
+    "additionalProperties": False,
+}
 TOOLS: list[Any] = [
-    {
-        "type": "function",
-        "function": {"name": name, "parameters": {"type": "object", "properties": {"cities": SEVERAL}}},
-    }
-    for name in ("weather", "local_time")
+    {"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in ("weather", "local_time")
 ]
 METHODS = ("none", "prompt_lookup", "suffix", "draft_model", "eagle2")
 
@@ -53,7 +55,7 @@ def calls_of(client: openai.OpenAI, streams: bool, messages: list[Any], **more: 
     calls = choice.message.tool_calls or []
     return (
         [(call.function.name, call.function.arguments) for call in calls],
-        choice.message.content,
+        choice.message.content or None,
         choice.finish_reason,
     )
 

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import uvicorn
 
+from gateway.__main__ import server_config
 from gateway.app import create_app
-from gateway.connections import server_config
 from gateway.settings import Settings
 from tests.support.clients import until
 

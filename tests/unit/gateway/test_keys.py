@@ -1,14 +1,12 @@
 """API keys: what they guard, and what the requests of a key have in common."""
 
 import hashlib
-import logging
 from pathlib import Path
 
 import httpx
 import pytest
 
 from gateway import keys
-from gateway.errors import Unauthorized
 from gateway.keys import ApiKeys
 from gateway.settings import Settings
 from tests.support.standin_replica import StandInReplica
@@ -66,69 +64,6 @@ def test_without_that_option_salts_and_priorities_are_the_clients(replica: Stand
     with gateway_over(replica, folder, api_keys="secret") as guarded:
         guarded.post("/v1/completions", BODY | {"cache_salt": "a", "priority": -9}, headers=KEY)
     assert (replica.requests[-1]["cache_salt"], replica.requests[-1]["priority"]) == (["a"], [-9])
-
-
-# Keys that are replaced while the gateway runs
-
-
-class KeysInFile:
-    """Keys of a file, whose changes are seen at once."""
-
-    def __init__(self, file: Path, **settings: str) -> None:
-        self.file = file
-        self.keys = ApiKeys(Settings(api_keys_file=str(file), **settings))
-
-    def accepted(self, *names: str) -> list[str]:
-        """Return those of the keys that are accepted."""
-        found = []
-        for name in names:
-            try:
-                self.keys.key_in(f"Bearer {name}")
-                found.append(name)
-            except Unauthorized:
-                pass
-        return found
-
-
-@pytest.fixture
-def in_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeysInFile:
-    monkeypatch.setattr(keys, "CHECK_INTERVAL_S", 0.0)
-    (tmp_path / "keys").write_text("old\nboth\n")
-    return KeysInFile(tmp_path / "keys", api_keys="fixed")
-
-
-def test_keys_are_replaced_without_a_restart(in_file: KeysInFile) -> None:
-    assert in_file.accepted("old", "both", "new", "fixed") == ["old", "both", "fixed"]
-    in_file.file.write_text("newer\nboth\n")
-    assert in_file.accepted("old", "both", "newer", "fixed") == ["both", "newer", "fixed"]
-    replacement = in_file.file.with_name("next")
-    replacement.write_text("old\n")
-    replacement.rename(in_file.file)
-    assert in_file.accepted("old", "both", "newer") == ["old"]
-
-
-def test_a_file_of_keys_that_is_missing_or_empty_changes_nothing_and_is_an_error_in_the_log(
-    in_file: KeysInFile, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.ERROR, logger="gateway")
-    in_file.file.rename(in_file.file.with_name("elsewhere"))
-    assert [in_file.accepted("old", "", "nobody") for _ in range(3)] == [["old"]] * 3
-    (missing,) = caplog.messages  # said once
-    in_file.file.write_text("\n \n")
-    assert [in_file.accepted("old", "", "nobody") for _ in range(3)] == [["old"]] * 3
-    empty = caplog.messages[1:]
-    assert "No such file" in missing and len(empty) == 1 and "contains no key" in empty[0]
-    in_file.file.write_text("new\n")
-    assert in_file.accepted("old", "new") == ["new"]
-
-
-def test_the_file_of_keys_is_checked_at_most_once_a_second(
-    in_file: KeysInFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert in_file.accepted("old") == ["old"]
-    monkeypatch.setattr(keys, "CHECK_INTERVAL_S", 3600.0)
-    in_file.file.write_text("new\n")
-    assert in_file.accepted("old", "new") == ["old"]
 
 
 # Usage of each key

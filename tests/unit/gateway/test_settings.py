@@ -2,15 +2,20 @@
 
 import argparse
 import re
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from gateway.__main__ import main
 from gateway.keys import ApiKeys
-from gateway.local import _ports, target_of
 from gateway.replicas import Replicas
 from gateway.settings import Settings, SettingsError, parse_flags, read_settings
+from tests.support.clients import until
+from tests.unit.gateway.test_tokenizer import write
 
 pytestmark = pytest.mark.unit
 
@@ -53,7 +58,6 @@ def test_addresses_are_checked(replicas: str) -> None:
         (["--tokenizer", "tests"], "no tokenizer.json"),
         (["--tokenizer", "models/target", "--api-keys-file", "/nowhere"], "/nowhere"),
         (["--tokenizer", "models/target", "--chat-template", "/nowhere"], "/nowhere"),
-        (["--serve", "/nowhere.toml"], "/nowhere.toml"),
         (["--port", "x"], "--port or GATEWAY_PORT"),
         (["--tokenizer", "models/target", "--salt-by-key"], "salt_by_key needs API keys"),
     ],
@@ -109,32 +113,24 @@ def test_only_without_settings_for_keys_the_gateway_is_open() -> None:
     assert ApiKeys(read_settings({}, {})).accepted == frozenset()
 
 
-def test_a_restarted_server_gets_the_ports_of_the_first() -> None:
-    line = "ready in 12.3 s: http://127.0.0.1:18700, gRPC 127.0.0.1:18701, metrics http://127.0.0.1:18702/metrics, "
-    line += "health http://127.0.0.1:18703; models target"
-
-    assert _ports(line) == {
-        "SPECSERVE_HTTP_PORT": "18700",
-        "SPECSERVE_GRPC_PORT": "18701",
-        "SPECSERVE_METRICS_PORT": "18702",
-        "SPECSERVE_HEALTH_PORT": "18703",
-    }
+@pytest.mark.parametrize("flag", ["--port", "--metrics-port"])
+def test_a_taken_port_is_an_error_of_one_line(flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        taken = str(listener.getsockname()[1])
+        assert main(["--tokenizer", str(write(tmp_path)), "--port", "0", flag, taken]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: cannot listen on 127.0.0.1:{taken}: ") and flag in line
 
 
-def test_the_tokenizer_of_a_deployment_is_its_targets(tmp_path, monkeypatch) -> None:
-    (tmp_path / "serving.toml").write_text('target = "here"\n')
-    assert target_of(str(tmp_path / "serving.toml")) == "here"  # a hub id
-    (tmp_path / "here").mkdir()
-    assert target_of(str(tmp_path / "serving.toml")) == str(tmp_path / "here")
-    monkeypatch.setenv("SERVING_TARGET", "owner/name")
-    assert target_of(str(tmp_path / "serving.toml")) == "owner/name"
-
-
-def test_a_target_may_be_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "home/target").mkdir(parents=True)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "serving.toml").write_text('target = "~/target"\n')
-    assert target_of(str(tmp_path / "serving.toml")) == str(tmp_path / "home/target")
-    monkeypatch.setenv("SERVING_TARGET", "~no-such-user/target")
-    with pytest.raises(SettingsError, match=r"~no-such-user/target.*SERVING_TARGET"):
-        target_of(str(tmp_path / "serving.toml"))
+def test_the_command_serves_until_it_is_asked_to_stop(tmp_path: Path) -> None:
+    """With its metrics on a port of their own."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        metrics = listener.getsockname()[1]
+    command = [sys.executable, "-m", "gateway", "--tokenizer", str(write(tmp_path)), "--port", "0"]
+    with subprocess.Popen([*command, "--metrics-port", str(metrics)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        url = process.stdout.readline().split()[1].removesuffix("/v1,")
+        until(lambda: httpx.get(f"{url}/health").status_code == 200, "the gateway", 60)
+        assert "spec_gateway_requests_running" in httpx.get(f"http://127.0.0.1:{metrics}/metrics").text
+        process.terminate()
+        assert process.wait(60) == 0

@@ -38,7 +38,7 @@ def test_layers_this_repository_keeps_to_them():
         ("launcher/server.py", "import numpy", "launcher may not import numpy"),
         ("clients/generate.py", "from orchestrator.core.errors import ServingError", "clients may not import"),
         ("gateway/app.py", "from orchestrator.core.errors import ServingError", "gateway may not import"),
-        ("gateway/local.py", "import launcher", "gateway may not import launcher"),
+        ("gateway/triton.py", "import launcher", "gateway may not import launcher"),
         ("runtime/engine.py", "import build.recipe", "runtime may not import build.recipe"),
         ("model_repository/target/1/model.py", "import torch", "model_repository may not import torch"),
         ("auditor/replay.py", "from tests.support.engines import ask", "auditor may not import tests"),
