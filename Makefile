@@ -58,7 +58,7 @@ gateway: $(VENV)/.serve ## OpenAI's API and the playground before a running serv
 
 test: $(VENV)/.dev ## unit tests, then tests against a real server
 	@$(PY) -m pytest -n $(WORKERS) --dist worksteal tests/unit
-	@$(PY) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder tests/server
+	@$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests/server
 
 test-long: $(VENV)/.dev ## proofs at size and under faults (docs/long-tests.md): make test-long ARGS=tests/server/test_failover.py
 	@$(PY) -m pytest -m long $(or $(ARGS),tests)

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 import launcher
 from benchmarks import deployment as benchmark
@@ -27,6 +28,12 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 FOLDER = Path(__file__).parent
 SCRIPTED = FOLDER / "scripted"
+#: The files whose tests ask the shipped deployment, and those that ask the tiny `server`.
+SHIPPED = ("test_corpus_server", "test_exact", "test_heads_server", "test_sampling")
+SHARED = (
+    "test_clients_server", "test_continuation", "test_gateway", "test_load", "test_metrics_server", "test_nvidia_clients",
+    "test_playground", "test_public",
+)  # fmt: skip
 #: The names under which clients of NVIDIA's servers ask for the model.
 ALIASES = ("ensemble", "tensorrt_llm_bls")
 #: How long a server may take to start on a busy machine: its tests wait, and say so, instead of failing.
@@ -41,25 +48,30 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups next
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the tests of this folder their limit and group; begin with the slow files, so that no worker is left with one.
+    """Give the tests of this folder their limit, and begin with the slow files, so that no worker is left with one.
 
-    A group's tests run on one worker: those of a file, and those of all files that share a server.
     pytest passes the tests of all folders.
     """
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
         if item.path.is_relative_to(FOLDER) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TEST_LIMIT_S))
 
 
-def _group(item: Any) -> str:
-    placement = getattr(getattr(item, "callspec", None), "params", {}).get("shipped")
-    if placement:
-        return f"shipped-{placement}"
-    return "server" if "server" in item.fixturenames and not hasattr(item.module, "server") else item.path.stem
+class ByServer(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """Gives all files that share a server to one worker, and every other file to one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = Path(nodeid.partition("::")[0]).stem
+        if file in SHIPPED:
+            return "separate" if "separate" in nodeid else "colocated"
+        return "server" if file in SHARED else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByServer:
+    """Distribute the tests by their servers."""
+    return ByServer(config, log)
 
 
 @contextlib.contextmanager
@@ -111,7 +123,10 @@ def repository(folder: Path, *real: str, **scripted: str) -> Path:
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny random `target` and a tinier `draft`."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    shape = {"num_attention_heads": 2, "num_key_value_heads": 1}  # heads of 16 numbers, which native code takes
+    shape: dict[str, Any] = {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }  # heads of 16 numbers, which native code takes
     make_tiny_target(folder / "target", **shape)
     make_tiny_target(folder / "draft", seed=1, num_hidden_layers=1, **shape)
     return folder

@@ -259,64 +259,25 @@ def test_a_repeated_request_is_drafted_from_the_response_of_the_same_salt(
 SOUND = {"text_input": "abc", "max_tokens": 3}
 #: Inputs, and the words of the refusal: what is wrong, its value, what is allowed.
 BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "no text_input": ({"text_input": None}, ["the prompt is empty", "text_input or input_ids", "at least one token"]),
     "empty prompt": ({"text_input": ""}, ["the prompt is empty", "at least one token"]),
-    "max_tokens 0": ({"max_tokens": 0}, ["max_tokens must be in 1..509", "got 0"]),
-    "max_tokens negative": ({"max_tokens": -5}, ["max_tokens must be in 1..509", "got -5"]),
     "max_tokens too large": ({"max_tokens": 510}, ["max_tokens must be in 1..509", "got 510", "3 tokens"]),
     "unknown method": (
         {"speculation": "promptlookup"},
         ["'promptlookup'", "mean 'prompt_lookup'", "draft_model, eagle, eagle2, eagle3, jacobi, lookahead"],
     ),
-    "malformed JSON": ({"speculation_config": '{"draft_len": '}, ["speculation_config is not JSON"]),
     "JSON of brackets": ({"speculation_config": "[" * 50_000}, ["speculation_config is not JSON"]),
-    "JSON that is no object": ({"speculation_config": "[3]"}, ["must be a JSON object", "got list"]),
     "unknown config key": (
         {"speculation": "draft_model", "speculation_config": '{"draft_length": 3}'},
         ["'draft_length'", "did you mean 'draft_len'", "max_nodes"],
     ),
-    "config value": ({"speculation_config": '{"draft_len": 1000}'}, ["draft_len", "1..128", "got 1000"]),
-    "config boolean": (
-        {"speculation_config": '{"draft_len": true}'},
-        ["draft_len", "integer in 1..128", "got True"],
-    ),
-    "temperature −1": ({"temperature": -1.0}, ["temperature must be a number in 0..100", "got -1"]),
     "temperature NaN": ({"temperature": float("nan")}, ["temperature must be a number in 0..100", "got nan"]),
-    "temperature inf": ({"temperature": float("inf")}, ["temperature must be a number in 0..100", "got inf"]),
-    "top_p 2": ({"top_p": 2.0}, ["top_p must be a number in 0..1", "got 2"]),
-    "min_p −0.1": ({"min_p": -0.1}, ["min_p must be a number in 0..1", "got -0.1"]),
     "prompt beyond the context": ({"text_input": "a" * 600}, ["600 tokens", "at most 511"]),
-    "input_ids beyond the vocabulary": ({"text_input": None, "input_ids": [1, 64]}, ["input_ids", "0..63", "got 64"]),
-    "input_ids beside text": ({"input_ids": [1]}, ["text_input and input_ids exclude each other"]),
-    "timeout_ms −1": ({"timeout_ms": -1}, ["timeout_ms must be an integer in 0..86400000", "got -1"]),
-    "num_draft_tokens 999": ({"num_draft_tokens": 999}, ["num_draft_tokens must be in 0..128", "got 999"]),
     "unsupported option": ({"beam_width": 4}, ["beam_width is not supported", "got 4", "allowed: 0, 1"]),
-    "unknown rule": ({"rule": "rejections"}, ["unknown rule 'rejections'", "did you mean 'rejection'?"]),
     "a rule for chains": ({"rule": "block", "speculation": "suffix"}, ["rule 'block'", "'suffix' has tree true"]),
-    "bias without weights": ({"logit_bias_ids": [1]}, ["logit_bias_ids has 1 entries, but logit_bias_weights has 0"]),
     "a broken expression": (
         {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "(a"},
         ["the guide is not a regex", "unclosed group", "guided_decoding_guide"],
     ),
-    "too many stop words": ({"stop_words": ["x"] * 65}, ["stop_words has 65 entries", "at most 64"]),
-    "a long method": ({"speculation": "x" * 20_000}, ["speculation has a text of 20000 bytes", "at most 1024"]),
-    "an unknown method": ({"speculation": "x" * 900}, ["unknown method 'xxx", "draft_model, eagle"]),
-    "config word": (
-        {"speculation": "prompt_lookup", "speculation_config": '{"match": "best"}'},
-        ["match must be one of recent, frequent, leftmost", "got 'best'"],
-    ),
-    "config number": (
-        {"speculation": "suffix", "speculation_config": '{"min_prob": 1.5}'},
-        ["min_prob must be a number in 0..1", "got 1.5"],
-    ),
-    "a window that does not fit": (
-        {"speculation": "lookahead", "speculation_config": '{"window": 128}'},
-        ["window 128", "needs", "128 are allowed"],
-    ),
-    "a prediction beside another": ({"draft_text": "a", "draft_input_ids": [1]}, ["exclude each other"]),
-    "a prediction for another method": ({"draft_text": "a", "speculation": "none"}, ["'predicted'", "got 'none'"]),
-    "no prediction": ({"speculation": "predicted"}, ["draft_text or draft_input_ids"]),
-    "a prediction beyond the vocabulary": ({"draft_input_ids": [64]}, ["draft_input_ids", "0..63", "got 64"]),
 }
 
 
@@ -342,8 +303,10 @@ def test_bad_input_is_refused_over_every_door_and_the_next_request_served(server
     check_serves(server)
 
 
-@pytest.mark.parametrize("where", ["beside", "in parameters"])
-@pytest.mark.parametrize(("wrong", "right"), [("tempature", "temperature"), ("maxtokens", "max_tokens")])
+@pytest.mark.parametrize(
+    ("wrong", "right", "where"),
+    [("tempature", "temperature", "beside"), ("maxtokens", "max_tokens", "in parameters")],
+)
 def test_misspelt_parameter_over_generate_is_refused_with_the_nearest(
     server: Server, wrong: str, right: str, where: str
 ) -> None:
@@ -356,14 +319,7 @@ def test_misspelt_parameter_over_generate_is_refused_with_the_nearest(
     check_serves(server)
 
 
-def test_parameter_whose_name_is_no_text_is_refused(server: Server) -> None:
-    answer = generate(server.http_url, b'{"text_input": "abc", "parameters": {"temp\xff": 1}}')
-    assert answer.status == 400 and "request parameters must be UTF-8" in answer.error
-    check_serves(server)
-
-
-@pytest.mark.parametrize("raw", [b"ab\xff", b"\xed\xa0\x80", b"\xc3"])
-@pytest.mark.parametrize("name", ["text_input", "speculation", "cache_salt"])
+@pytest.mark.parametrize(("name", "raw"), [("text_input", b"ab\xff"), ("cache_salt", b"\xed\xa0\x80")])
 def test_invalid_utf8_is_refused(server: Server, name: str, raw: bytes) -> None:
     said = ask(server.grpc_url, **SOUND | {name: raw}).error
     assert f"{name} must be UTF-8, byte {raw.index(raw.strip(b'ab')[:1])} is not" in said

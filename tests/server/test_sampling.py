@@ -258,16 +258,10 @@ def test_pruned_prompt_lookup_drafts_fewer_tokens_and_loses_none_that_is_accepte
 
 
 HOSTILE = {
-    "broken": ("json_schema", "{", "the guide "),
     "deep": ("json_schema", "[" * 50_000, "recursion"),
     "nothing matches": ("json_schema", "false", "the guide "),
-    "lost reference": ("json_schema", '{"properties": {"a": {"$ref": "#/x"}}}', "does not exist"),
-    "bracket": ("regex", "([", "unclosed"),
     "empty class": ("regex", r"[^\s\S]", "not a regex that an output can match"),
-    "long": ("regex", "a" * 70_000, "70000 bytes, at most 65536"),
     "unknown type": ("jsn", "", "did you mean 'json'?"),
-    "guide for json": ("json", "{}", "takes no guided_decoding_guide"),
-    "no guide": ("regex", "", "needs guided_decoding_guide"),
 }
 
 
@@ -293,7 +287,7 @@ def test_regex_that_explodes_is_cut_like_any_text_or_refused_and_the_server_goes
 # Several sequences
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 4])
+@pytest.mark.parametrize("number", [1, 3])
 def test_returned_sequences_are_those_of_requests_with_child_seeds_over_every_door(door: Door, number: int) -> None:
     inputs = {**DRAWN, "max_tokens": 8, "num_top_log_probs": 2, "num_return_sequences": number}
     alone = {i: asked("none", **{**inputs, "seed": child_seed(5, i), "num_return_sequences": 1}) for i in range(number)}

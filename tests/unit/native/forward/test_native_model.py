@@ -227,6 +227,7 @@ BAD: list[tuple[str, int, int, str]] = [
 ]
 
 
+@pytest.mark.parametrize(("folder", "model"), [(next(iter(NATIVE)), DTYPES[0])], indirect=True)
 @pytest.mark.parametrize(("name", "place", "value", "words"), BAD)
 def test_a_number_that_leads_outside_an_array_is_refused(
     paged: PagedModel, monkeypatch: pytest.MonkeyPatch, name: str, place: int, value: int, words: str
@@ -242,19 +243,6 @@ def test_a_number_that_leads_outside_an_array_is_refused(
     monkeypatch.setattr(native_model, "PassIntegers", bad)
     with pytest.raises(EngineError, match=words):
         paged.forward([segment])
-
-
-def test_rows_that_move_to_other_slots_are_the_rows_that_were_there(paged: PagedModel) -> None:
-    ids, tree = random_ids(20), TokenTree(np.array([1, 2, 3], np.int32), np.array([0, 0, 2], np.int32))
-    segment = open_segment(paged, 1, ids, tree)
-    paged.forward([segment])
-    sequence = segment.sequence
-    features = paged.cache.features[[sequence.slot(21), sequence.slot(22)]].clone()
-    paged.cache.move([sequence.slot(21), sequence.slot(22)], [sequence.slot(20), sequence.slot(21)])
-    assert torch.equal(paged.cache.features[[sequence.slot(20), sequence.slot(21)]], features)
-    sequence.context.commit([2, 3, 4])
-    sequence.reserve(23)
-    assert torch.equal(paged.forward([Segment(sequence, 22, 23)])[0], logits_alone(paged, [*ids, 2, 3, 4]))
 
 
 @pytest.fixture
@@ -273,13 +261,6 @@ def test_a_library_that_cannot_be_built_leaves_the_model_to_torch(
     folder = write_checkpoint(tmp_path, "llama", **SIZES)
     assert isinstance(load_model(str(folder), "cpu", "float32", kernels="auto"), CausalModel)
     assert "torch computes this model" in caplog.text and "failed" in caplog.text
-
-
-@pytest.mark.usefixtures("no_library")
-def test_a_deployment_that_wants_native_code_is_refused_if_the_library_cannot_be_built(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path, "llama", **SIZES)
-    with pytest.raises(ConfigError, match=r"kernels = 'native', but native code cannot compute it: .* failed: "):
-        load_model(str(folder), "cpu", "float32", kernels="native")
 
 
 def test_a_model_that_native_code_lacks_is_left_to_torch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -46,6 +46,7 @@ def run(program: Path, rounds: int) -> str:
 
 
 @needs_compiler
+@pytest.mark.long
 @pytest.mark.timeout(700)
 def test_no_pass_leaves_its_arrays_and_every_processor_computes_the_same_bits(tmp_path: Path) -> None:
     """This processor's own instructions, and those of processors whose registers hold 8 numbers.

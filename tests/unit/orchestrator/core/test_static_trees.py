@@ -15,16 +15,6 @@ from orchestrator.core.tree import TokenTree
 from tests.support.choice_trees import published_choices
 from tests.support.choice_trees import tree_of_choices as independent_tree
 
-NINE_LEAVES = [[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]]
-NINE_NODES = [[0], [0, 0], [0, 0, 0], [0, 0, 0, 0], [0, 1], [0, 1, 0], [1], [1, 0], [1, 1]]
-
-
-def test_leaf_paths_and_all_nodes_name_the_same_tree() -> None:
-    leaves, nodes = tree_of_choices(NINE_LEAVES), tree_of_choices(NINE_NODES)
-    assert leaves.num_nodes == 9
-    assert leaves.paths == nodes.paths
-    assert set(leaves.paths[1:]) == set(map(tuple, NINE_NODES))
-
 
 @pytest.mark.parametrize(("name", "depths"), [("medusa_mc_sim_7b_63", [10, 28, 23, 2]), ("eagle1_25", [4, 8, 8, 3, 2])])
 def test_published_trees_equal_an_independent_construction(name: str, depths: list[int]) -> None:
@@ -67,22 +57,6 @@ def test_the_search_finds_the_best_tree_of_each_size(seed: int) -> None:
         found = best_choices(accuracy, num_nodes)
         assert found.num_nodes == num_nodes
         assert expected_length(found, accuracy) == pytest.approx(best, abs=1e-12)
-
-
-def test_the_best_tree_of_a_size_begins_that_of_a_larger_one() -> None:
-    accuracy = 0.6 * np.outer(0.8 ** np.arange(4), 0.4 ** np.arange(10))
-    large = best_choices(accuracy, 60)
-    for size in (1, 7, 24, 59):
-        assert best_choices(accuracy, size).paths == large.paths[: size + 1]
-    siblings = [list(children) for children in large.children]
-    assert all(ranks == sorted(ranks) for ranks in siblings)
-
-
-def test_expected_length_on_a_hand_worked_example() -> None:
-    accuracy = np.array([[0.5, 0.25], [0.4, 0.1]])
-    assert expected_length(tree_of_choices([[0, 0], [0, 1], [1]]), accuracy) == pytest.approx(
-        1 + 0.5 + 0.5 * 0.4 + 0.5 * 0.1 + 0.25
-    )
 
 
 @pytest.mark.parametrize(

@@ -117,27 +117,6 @@ def test_close_answers_every_call_once_those_that_never_began_those_that_hang_an
     assert answers == [["the server stops"]] * 3 and not made
 
 
-def test_close_waits_for_what_ends_in_time(hang: Hang) -> None:
-    pool: WorkerPool[str] = WorkerPool("w", 1)
-    (own,) = answers_of([pool.start(hang)])
-    assert hang.begun.wait(WAIT_S)
-    threading.Timer(0.05, hang.let_go.set).start()
-    pool.close("the server stops", WAIT_S)
-    assert own == ["late"]
-
-
-def test_a_call_passes_through_its_states(hang: Hang) -> None:
-    pool: WorkerPool[str] = WorkerPool("w", 1)
-    first, second = pool.start(hang), pool.start(lambda: "second")
-    assert hang.begun.wait(WAIT_S)
-    assert (first.state, second.state) == (CallState.RUNNING, CallState.WAITING)
-    assert pool.abandon(first, Late()) and not pool.abandon(first, Late())
-    assert first.state is CallState.ABANDONED and isinstance(first.future.exception(), Late)
-    assert second.future.result(WAIT_S) == "second", "an abandoned call holds no place"
-    hang.let_go.set()
-    until(lambda: first.state is second.state is CallState.DONE)
-
-
 def test_a_call_that_was_abandoned_while_it_waited_is_never_made(hang: Hang) -> None:
     pool: WorkerPool[str] = WorkerPool("w", 1)
     made: list[str] = []
@@ -148,21 +127,6 @@ def test_a_call_that_was_abandoned_while_it_waited_is_never_made(hang: Hang) -> 
     hang.let_go.set()
     assert pool.start(lambda: "next").future.result(WAIT_S) == "next" and first.future.result(WAIT_S) == "late"
     assert not made
-
-
-def test_threads_of_abandoned_calls_end_with_their_calls() -> None:
-    """Five late calls used to leave five threads."""
-    pool: WorkerPool[str] = WorkerPool("leaving")
-    late = [Hang() for _ in range(5)]
-    for hang in late:
-        with pytest.raises(Late):
-            pool.run(hang, WAIT_S, is_lost=lambda: True)
-    assert num_threads("leaving") == 5
-    for hang in late:
-        hang.let_go.set()
-    until(lambda: not num_threads("leaving"))
-    assert [pool.run(lambda n=n: str(n), WAIT_S) for n in range(5)] == list("01234")
-    assert num_threads("leaving") == 1
 
 
 def test_a_hung_call_does_not_keep_the_process_from_exiting() -> None:
@@ -192,19 +156,6 @@ def test_run_passes_on_the_result_and_the_error_of_the_call() -> None:
     assert pool.run(lambda: "result", WAIT_S) == "result"
 
 
-def test_run_waits_for_a_slow_call_that_is_not_lost(hang: Hang) -> None:
-    pool: WorkerPool[str] = WorkerPool("l")
-    polls: list[int] = []
-
-    def is_lost() -> bool:
-        polls.append(1)
-        if len(polls) == 3:
-            hang.let_go.set()
-        return False
-
-    assert pool.run(hang, WAIT_S, is_lost) == "late"
-
-
 def test_run_leaves_so_many_late_calls_behind_and_makes_no_other_until_one_ends(hang: Hang) -> None:
     pool: WorkerPool[str] = WorkerPool("l", 1, 2)
     other = Hang()
@@ -217,14 +168,3 @@ def test_run_leaves_so_many_late_calls_behind_and_makes_no_other_until_one_ends(
     other.let_go.set()
     until(lambda: pool.num_abandoned < 2)
     assert pool.run(lambda: "result", WAIT_S) == "result"
-
-
-def test_run_does_not_make_a_call_later_that_found_no_thread(hang: Hang) -> None:
-    pool: WorkerPool[str] = WorkerPool("l", 1, 1)
-    hung = pool.start(hang)
-    made: list[str] = []
-    with pytest.raises(Busy):
-        pool.run(lambda: made.append("it ran") or "", SHORT_S)
-    hang.let_go.set()
-    assert hung.future.result(WAIT_S) == "late"
-    assert pool.run(lambda: "result", WAIT_S) == "result" and not made

@@ -120,23 +120,6 @@ def test_times_are_histograms_with_cumulative_buckets(module: ModuleType, metric
     assert shown(port, "spec_time_to_first_token_seconds_bucket")['le="0.25"'] == 0
 
 
-def test_a_second_report_adds_what_is_new(module: ModuleType, metrics: Any, port: MetricsPort) -> None:
-    for _ in range(2):
-        metrics.ended(module.RequestTimes(100.0, 100.25), sequence(), "suffix")
-        metrics.report()
-    assert shown(port, "spec_generation_tokens_total") == {'method="suffix"': 14}
-    assert shown(port, "spec_time_to_first_token_seconds_count") == {"": 2}
-
-
-def test_a_cancelled_sequence_without_tokens_has_no_times(module: ModuleType, metrics: Any, port: MetricsPort) -> None:
-    empty = sequence(FinishReason.CANCELLED)
-    empty.statistics, empty.output.num_tokens = Statistics(), 0
-    metrics.ended(module.RequestTimes(100.0, 100.0), empty, "none")
-    metrics.report()
-    assert shown(port, "spec_request_success_total")['finished_reason="cancelled"'] == 1
-    assert shown(port, "spec_time_to_first_token_seconds_count") == {"": 0}
-
-
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
@@ -158,15 +141,6 @@ def test_refusals_have_their_reason(
     }
 
 
-def test_deep_positions_are_counted_together(module: ModuleType, metrics: Any, port: MetricsPort) -> None:
-    deep = sequence()
-    deep.statistics.tested = deep.statistics.accepted = [1] * 40
-    metrics.ended(module.RequestTimes(100.0, 100.0), deep, "suffix")
-    metrics.report()
-    positions = shown(port, "spec_accepted_per_position_total")
-    assert len(positions) == 32 and positions['method="suffix",position="32+"'] == 9
-
-
 def test_names_that_clients_make_up_do_not_grow_the_page_without_end(
     module: ModuleType, metrics: Any, port: MetricsPort
 ) -> None:
@@ -175,16 +149,6 @@ def test_names_that_clients_make_up_do_not_grow_the_page_without_end(
     metrics.report()
     methods = shown(port, "spec_steps_total")
     assert len(methods) == module.MAX_NAMES + 1 and methods['method="other"'] == 4 * (100 - module.MAX_NAMES)
-
-
-def test_a_sequence_that_cannot_be_counted_does_not_affect_others(
-    module: ModuleType, metrics: Any, port: MetricsPort
-) -> None:
-    broken = sequence()
-    broken.statistics = None
-    metrics.ended(module.RequestTimes(100.0, 100.0), broken, "none")
-    metrics.report()
-    assert shown(port, "spec_num_requests_running") == {"": 3}
 
 
 def test_a_report_that_fails_is_followed_by_others(

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.server.statistics import Statistics
 from orchestrator.server.text import FinishReason
-from tests.support.otlp import PATH, collector, plain
+from tests.support.otlp import collector, plain
 from tests.support.without_triton import imported
 
 
@@ -64,28 +64,6 @@ def test_a_sequence_has_a_span_with_its_responses(tracing: ModuleType, monkeypat
     assert 1 < len(shown) <= tracing.MAX_RESPONSES
     indices = [plain(entry.value) for event in shown for entry in event.attributes if entry.key == "index"]
     assert indices == list(range(0, 1000, 16))
-
-
-def test_only_the_sampled_share_is_sent(tracing: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
-    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0")
-    with collector() as (address, received):
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", address + PATH)
-        traces = tracing.Traces.from_environment("speculative")
-        traces.ended(tracing.RequestTimes(), sequence(time.monotonic(), 3), "suffix", "")
-        traces.close()
-    assert not received
-
-
-def test_a_sequence_that_cannot_be_traced_does_not_affect_others(
-    tracing: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with collector() as (address, received):
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
-        traces = tracing.Traces.from_environment("speculative")
-        traces.ended(tracing.RequestTimes(), SimpleNamespace(statistics=None), "suffix", "")
-        traces.close()
-    assert not received
 
 
 def test_traces_are_off_unless_an_endpoint_is_set(tracing: ModuleType) -> None:

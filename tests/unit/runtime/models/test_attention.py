@@ -19,9 +19,8 @@ from runtime.engine.kv import batch, groups
 from runtime.engine.kv.batch import Pass, Segment
 from runtime.engine.kv.blocks import BlockPool
 from runtime.engine.kv.cache import CacheShape, KVCache
-from runtime.engine.kv.groups import MAX_STEP_ROWS, STEP_TOKENS, grouped
+from runtime.engine.kv.groups import grouped
 from runtime.engine.kv.sequences import SequenceTable
-from runtime.engine.staging import stage
 from runtime.engine.target import TargetEngine
 from runtime.models.attention import paged_tree_attention
 from tests.support.launches import Requests, count, small_engine
@@ -119,18 +118,6 @@ def test_every_token_attends_to_what_it_sees(
     assert (found - reference(setup, window, softcap, sinks)).abs().max() <= 1e-12
 
 
-@pytest.mark.parametrize("mix", MIXES)
-def test_padding_at_most_doubles_the_work(mix: str) -> None:
-    segments = Setup(MIXES[mix]).segments
-    members = grouped(segments)
-    assert sorted(index for group in members for index in group) == [*range(len(segments))]
-    for group in ([segments[index] for index in own] for own in members):
-        rows, slots = (max(sizes) for sizes in zip(*((s.num_tokens, s.num_slots) for s in group), strict=True))
-        padded = len(group) * (rows + STEP_TOKENS) * slots
-        assert padded <= 2 * sum((s.num_tokens + STEP_TOKENS) * s.num_slots for s in group)
-        assert len({segment.num_tokens > MAX_STEP_ROWS for segment in group}) == 1
-
-
 def test_steps_of_like_size_are_one_group_as_far_as_its_memory_reaches(monkeypatch: pytest.MonkeyPatch) -> None:
     for mix in ("plain steps", "equal trees"):
         assert len(grouped(Setup(MIXES[mix]).segments)) == 1
@@ -155,11 +142,3 @@ def test_a_pass_launches_as_much_whatever_the_number_of_requests(
         requests.step(trees)
         found.append(count(lambda requests=requests, trees=trees: requests.step(trees)))  # type: ignore[misc]
     assert all(fewer == more for fewer, more in pairwise(found))
-
-
-def test_arrays_of_a_pass_are_staged_in_one_copy() -> None:
-    arrays = [np.arange(5), np.zeros((2, 3), np.bool_), np.zeros((0, 2), np.int64), np.arange(6).reshape(2, 3).T]
-    staged = stage(arrays, CPU)
-    assert [each.numpy().tolist() for each in staged] == [each.tolist() for each in arrays]
-    assert [each.numpy().dtype for each in staged] == [each.dtype for each in arrays]
-    assert len({each.untyped_storage().data_ptr() for each in staged}) == 1

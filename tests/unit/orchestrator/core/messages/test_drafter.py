@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +26,6 @@ from tests.unit.orchestrator.core.messages.strategies import (
     deltas,
     full_draft,
     full_step,
-    ids_of,
     same,
     sampled_q,
     samplings,
@@ -52,21 +50,6 @@ def test_unpacked_draft_response_equals_the_packed_one(tree: TokenTree, cached_l
         crossed(pack_draft_response(DraftResponse(tree, q, cached_len))), VOCAB_SIZE, MAX_NODES
     )
     assert same(tree, back.tree) and same(q, back.q) and back.cached_len == cached_len
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "highest"),
-    [("width", 2**31 - 1, 32), ("width", -5, 32), ("width", 33, 32), ("max_nodes", 129, 128), ("max_nodes", -1, 128),
-     ("max_depth", 10**9, 128)],
-)  # fmt: skip
-def test_sizes_above_their_limits_are_refused(name: str, value: int, highest: int) -> None:
-    with pytest.raises(EngineError, match=rf"{name} must be in 0..{highest}, got {value}"):
-        unpack_draft_request(full_draft() | {name: ids_of(value)})
-
-
-def test_more_feature_rows_than_a_step_returns_are_refused() -> None:
-    with pytest.raises(EngineError, match="at most 512 rows, got 513"):
-        unpack_draft_request(full_draft() | {"features": np.zeros((513, 2), np.float32)})
 
 
 @pytest.mark.parametrize("lack", ["absent", "empty"])

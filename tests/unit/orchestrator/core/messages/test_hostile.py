@@ -132,28 +132,6 @@ def test_random_bytes_are_refused_or_read(data: bytes) -> None:
         assert "message" in str(error)
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_a_message_with_other_bytes_is_refused_or_read(data: st.DataObject) -> None:
-    message = bytearray(encode(full_step()).tobytes())
-    for place in data.draw(st.lists(st.integers(0, len(message) - 1), min_size=1, max_size=6)):
-        message[place] = data.draw(st.integers(0, 255))
-    try:
-        unpack_call(decode(np.frombuffer(bytes(message), np.uint8)), VOCAB_SIZE, MAX_NODES)
-    except ServingError as error:
-        assert str(error)
-
-
-@pytest.mark.parametrize(
-    "message",
-    [np.zeros((2, 8), np.uint8), np.zeros(8, np.int32), np.zeros((), np.uint8), np.zeros(0, np.uint8)],
-    ids=["rows", "int32", "scalar", "empty"],
-)
-def test_a_message_of_another_shape_is_refused_or_empty(message: np.ndarray) -> None:
-    with pytest.raises(EngineError, match="message"):
-        decode(message)
-
-
 @pytest.mark.parametrize(
     ("header", "words"),
     [

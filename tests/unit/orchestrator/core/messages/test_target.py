@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError
 from orchestrator.core.messages.context import Delta, delta_of
-from orchestrator.core.messages.run import pack_steps, unpack_steps
 from orchestrator.core.messages.target import StepRequest, pack_acceptance, pack_step, unpack_acceptance, unpack_step
-from orchestrator.core.proposal import Proposal, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, StepOptions
@@ -50,17 +48,6 @@ def test_unpacked_acceptance_equals_the_packed_one(case: tuple[TokenTree, Accept
     assert same(acceptance, unpack_acceptance(crossed(pack_acceptance(acceptance)), tree))
 
 
-def test_times_beyond_an_int32_are_cut_and_the_answer_arrives() -> None:
-    """A step may wait for blocks for hours; 36 minutes have more µs than INT32 holds."""
-    most, hours = (1 << 31) - 1, 10**10
-    acceptance = Acceptance((), 5, queue_us=hours, forward_us=hours, verify_us=hours)
-    back = unpack_acceptance(crossed(pack_acceptance(acceptance)), TokenTree.bare())
-    (step,) = unpack_steps(crossed(pack_steps([Step(Proposal.empty(), acceptance, 1e4, 1e4)])))
-    for answer in (back, step.acceptance):
-        assert (answer.queue_us, answer.forward_us, answer.verify_us) == (most, most, most)
-    assert step.draft_s == step.target_s == most / 1e6
-
-
 @pytest.mark.parametrize(
     ("q", "words"),
     [
@@ -81,11 +68,6 @@ def test_invalid_q_is_refused(q: list[tuple[list[int], list[float]]], words: str
     step = StepRequest(delta, tree, Sampling(), StepOptions(), 1000, distributions)
     with pytest.raises(EngineError, match=words):
         unpack_step(pack_step(step), VOCAB_SIZE, MAX_NODES)
-
-
-def test_acceptance_without_a_next_token_is_refused() -> None:
-    with pytest.raises(EngineError, match="next_token"):
-        unpack_acceptance({}, TokenTree.bare())
 
 
 #      0

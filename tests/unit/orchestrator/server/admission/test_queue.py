@@ -83,13 +83,6 @@ def test_admission_waiting_requests_run_in_the_order_of_their_arrival(make: Call
     assert crowd.most_running == 1
 
 
-def test_admission_no_queue_refuses_at_once(make: Callable[..., Admission]) -> None:
-    admission, crowd = make(1, 0), Crowd()
-    _, gate = occupied(admission, crowd)
-    assert not admission.admit(ScriptedRequest(crowd))
-    gate.set()
-
-
 @pytest.mark.parametrize("reason", ["cancelled", "deadline"])
 def test_admission_waiting_request_that_need_not_wait_is_given_up_and_the_others_stay(
     make: Callable[..., Admission], reason: str
@@ -111,16 +104,6 @@ def test_admission_waiting_request_that_need_not_wait_is_given_up_and_the_others
         assert request.ended.wait(WAIT_S)
     assert crowd.began == [-1, 0, 2, 3]
     assert requests[1].num_runs == 0 and requests[1].reasons == [reason]
-
-
-def test_admission_running_request_is_left_alone_when_cancelled(make: Callable[..., Admission]) -> None:
-    admission, crowd = make(1, 1), Crowd()
-    (running,), gate = occupied(admission, crowd)
-    running.cancelled, running.deadline_s = True, 0.0
-    assert admission.admit(waiting := ScriptedRequest(crowd, deadline_s=0.0))
-    assert waiting.ended.wait(WAIT_S)  # the reaper has been round
-    assert running.reasons == [] and admission.num_running == 1
-    gate.set()
 
 
 def test_admission_close_gives_up_the_waiting_waits_for_the_running_and_takes_no_more(
@@ -255,17 +238,3 @@ def test_a_wide_request_is_refused_when_the_queue_is_full_and_those_before_it_st
     assert running.ended.wait(5) and waiting.ended.wait(5)
     until(lambda: admission.num_running == 0)
     assert refused.num_runs == 0 and admission.close(1.0)
-
-
-def test_request_behind_an_abandoned_wide_request_starts_at_once(make: Callable[..., Admission]) -> None:
-    crowd, admission, gate = Crowd(), make(max_running=4, max_waiting=4), threading.Event()
-    running, wide, small = Wide(crowd, 0, 1, gate), Wide(crowd, 1, 4, gate), Wide(crowd, 2, 1, gate)
-    for request in (running, wide, small):
-        assert admission.admit(request)
-    wide.cancelled = True
-    until(lambda: admission.num_running == 2)
-    assert admission.num_waiting == 0 and wide.num_runs == 0
-    gate.set()
-    assert small.ended.wait(5) and running.ended.wait(5)
-    until(lambda: admission.num_running == 0)
-    assert admission.close(1.0)

@@ -13,9 +13,7 @@ import pytest
 from orchestrator.core.errors import RequestError
 from orchestrator.server.inputs import (
     INPUTS,
-    MAX_GUIDE_BYTES,
     MAX_IDS,
-    MAX_NAME_BYTES,
     MAX_STOP_IDS,
     MAX_WORD_BYTES,
     MAX_WORDS,
@@ -272,22 +270,6 @@ def test_config_of_speculative_unary_differs_in_name_and_policy_only() -> None:
     assert streamed == unary.replace('"speculative_unary"', '"speculative"').replace(
         "decoupled: false", "decoupled: true"
     )
-
-
-@pytest.mark.parametrize("model", ["speculative", "speculative_unary"])
-def test_config_public_models_answer_batches_of_one_themselves(model: str) -> None:
-    text = config_text(model)
-    assert "max_batch_size: 1\n" in text and "dynamic_batching" not in text
-
-
-@pytest.mark.parametrize(
-    ("name", "most"),
-    [("speculation", MAX_NAME_BYTES), ("rule", MAX_NAME_BYTES), ("guided_decoding_guide", MAX_GUIDE_BYTES)],
-)
-def test_read_texts_have_limits_of_their_own(name: str, most: int) -> None:
-    assert one(name, [b"a" * most]) == "a" * most
-    said = refusal({name: np.array([b"a" * (most + 1)], np.object_)})
-    assert said == f"{name} has a text of {most + 1} bytes, at most {most} allowed (input {name})"
 
 
 @pytest.mark.parametrize(("name", "most"), [("stop_ids", MAX_STOP_IDS), ("input_ids", MAX_IDS)])
