@@ -227,7 +227,7 @@ BAD: list[tuple[str, int, int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("folder", "model"), [(next(iter(NATIVE)), DTYPES[0])], indirect=True)
+@pytest.mark.parametrize("case", CASES[:1], indirect=True, ids="-".join)
 @pytest.mark.parametrize(("name", "place", "value", "words"), BAD)
 def test_a_number_that_leads_outside_an_array_is_refused(
     paged: PagedModel, monkeypatch: pytest.MonkeyPatch, name: str, place: int, value: int, words: str
