@@ -87,6 +87,12 @@ def _check_tools(stages: list[Stage], plan: Plan) -> None:
     for script in (stage.argv[1] for stage in stages):
         if script.endswith(".py") and not Path(script).is_file():
             raise ConfigError(f"{script} does not exist: run this in the container {plan.image}, or set examples_dir")
+    calibration = Path(plan.spec.calib_dataset)
+    is_calibrated = any("--calib_dataset" in stage.argv for stage in stages)
+    if is_calibrated and calibration.is_absolute() and not any(calibration.glob("train*")):
+        raise ConfigError(
+            f'{calibration} has no train.jsonl of lines {{"text": "…"}} to calibrate with (key calib_dataset)'
+        )
     process = subprocess.run(["python3", "-c", _VERSION], capture_output=True, text=True, check=False)
     planned, found = plan.spec.trtllm_version, process.stdout.strip()
     if process.returncode:

@@ -80,7 +80,7 @@ class EngineSpec(Declaration):
     draft_kv_share: float = Field(0.0, ge=0.0, le=0.9)
     #: the sizes for which the kernels called XQA exist: 8, 16, 32, 64, 128
     tokens_per_block: int = Field(32, ge=8, le=128)
-    #: calibration of quantised weights: data set (folder or hub id) and samples
+    #: calibration of quantised weights: data set (a hub id, or an absolute folder with a train.jsonl) and samples
     calib_dataset: str = "cnn_dailymail"
     calib_size: int = Field(512, ge=1, le=65536)
     trtllm_version: str = versions.DEFAULT

@@ -229,6 +229,14 @@ def test_missing_tool_names_the_container_before_anything_runs(tools, out):
     assert calls(tools) == []
 
 
+def test_missing_calibration_text_is_told_before_anything_runs(tools, out, tmp_path):
+    plan = plan_with(tools, LLAMA_8B, quantisation="fp8", calib_dataset=str(tmp_path / "calibration"))
+    assert refusal(build, plan, out) == (
+        f'{tmp_path}/calibration has no train.jsonl of lines {{"text": "…"}} to calibrate with (key calib_dataset)'
+    )
+    assert calls(tools) == []
+
+
 def test_missing_script_package_and_other_version_are_told_apart(tools, out, monkeypatch):
     plan = plan_with(tools)
     script = tools / "models/core/llama/convert_checkpoint.py"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -12,7 +14,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from build.trtllm.llm_api import load_llm_spec, speculative_config
 from build.trtllm.spec import EngineSpec
+from build.trtllm.versions import LLM_DEFAULT, find_llm_release
 from gateway.settings import Settings as GatewaySettings
 from launcher.drain import main as drain
 from launcher.server import _EXIT_LIMIT_S
@@ -164,7 +168,7 @@ def test_ports_of_servers_are_those_of_the_launcher(name: str) -> None:
 @ALL
 def test_variables_are_settings_that_the_programs_know(name: str) -> None:
     programs = {"SERVING_": ServingConfig, "GATEWAY_": GatewaySettings, "SPECSERVE_": Settings}
-    others = {"TMPDIR", "HOME", "PLAN", "GPUS"}
+    others = {"TMPDIR", "HOME", "HF_HOME", "PLAN", "GPUS"}
     for where, pod in pods(name):
         for container in containers(pod):
             for variable in (each["name"] for each in container.get("env", [])):
@@ -248,6 +252,9 @@ def test_images_are_those_that_the_makefile_builds(name: str) -> None:
     for where, pod in pods(name):
         for container in containers(pod):
             image, _, tag = container["image"].partition(":")
+            if image.startswith("nvcr.io/"):
+                assert container["image"] == find_llm_release(LLM_DEFAULT).image, where
+                continue
             assert image in built and tag == VERSION, f"{where}: {container['image']}"
 
 
@@ -276,7 +283,7 @@ def test_autoscaler_reads_gauges_that_the_server_shows_and_the_adapter_passes_on
 # Engines
 
 
-@pytest.mark.parametrize("name", [name for name in OVERLAYS if (FOLDERS[name] / "engines.toml").exists()])
+@pytest.mark.parametrize("name", [name for name in OVERLAYS if (FOLDERS[name] / "plan.yaml").exists()])
 def test_engines_are_keyed_by_the_hash_of_their_plan(name: str) -> None:
     text = (FOLDERS[name] / "engines.toml").read_bytes()
     plan = hashlib.sha256(text).hexdigest()[:10]
@@ -289,7 +296,44 @@ def test_engines_are_keyed_by_the_hash_of_their_plan(name: str) -> None:
         (waiting,) = pod["spec"]["initContainers"]
         assert environment(waiting)["PLAN"] == environment(builder)["PLAN"] == plan
     assert "build.trtllm build /config/engines.toml" in builder["command"][-1]
+    assert environment(builder)["HF_HOME"].startswith("/tmp/"), "the volume of the models is read-only"
+    policy = at(of_kind(name, "NetworkPolicy")["engines"], "spec")
+    assert policy["podSelector"]["matchLabels"].items() <= at(job, "spec.template.metadata.labels").items()
+    assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {53}
     spec = EngineSpec.model_validate(tomllib.loads(text.decode()))
+    assert spec.calib_dataset.startswith("/models/"), "nothing is fetched from a hub"
     gpus = [at(container, "resources.limits")["nvidia.com/gpu"] for _, _, container in servers(name)]
     nodes = [at(each, "spec.leaderWorkerTemplate.size") for each in of_kind(name, "LeaderWorkerSet").values()] or [1]
     assert [gpus[0] * nodes[0]] == [spec.num_gpus]
+
+
+@pytest.mark.parametrize("plan", ["right", "wrong"])
+def test_job_checks_the_hash_of_its_plan_before_it_builds(plan: str, tmp_path: Path) -> None:
+    (job,) = of_kind("gpu-trtllm", "Job").values()
+    (builder,) = at(job, "spec.template.spec.containers")
+    file = tmp_path / "engines.toml"
+    file.write_bytes((FOLDERS["gpu-trtllm"] / "engines.toml").read_bytes())
+    script = builder["command"][-1].replace("/config/engines.toml", str(file)).replace("/engines/$PLAN", str(tmp_path))
+    script = script.replace("/opt/venv/bin/python -m build.trtllm", "echo built")
+    digits = environment(builder)["PLAN"] if plan == "right" else "0123456789"
+    ran = subprocess.run(["/bin/sh", "-c", script], env={**os.environ, "PLAN": digits}, capture_output=True, text=True)
+    assert ran.returncode == (0 if plan == "right" else 2), ran.stderr
+    assert ("built" in ran.stdout, "engines.toml has changed" in ran.stderr) == (plan == "right", plan == "wrong")
+    assert (tmp_path / "complete").exists() is (plan == "right")
+
+
+def test_llm_api_has_the_release_and_the_method_that_its_files_name() -> None:
+    name = "gpu-llm-api"
+    spec = load_llm_spec(FOLDERS[name] / "engines.toml")
+    ((_, pod, container),) = servers(name)
+    (configs,) = [each for key, each in of_kind(name, "ConfigMap").items() if key.startswith("serving-")]
+    served = tomllib.loads(configs["data"]["serving.toml"])
+    assert (served["engine"], served["default_speculation"]) == ("llm_api", spec.method)
+    assert speculative_config(spec)["decoding_type"] == "Eagle3" and spec.trtllm_version == LLM_DEFAULT
+    (folder,) = pod["spec"]["initContainers"]
+    assert f"--out {served['target']} > /llm/serve.sh" in folder["command"][-1]
+    (engine,) = [each for each in pod["spec"]["containers"] if each["name"] != container["name"]]
+    assert engine["command"] == ["/bin/sh", "/llm/serve.sh"]
+    address = ServingConfig(target="/llm/target").llm_api_address
+    assert [f"127.0.0.1:{port['containerPort']}" for port in engine["ports"]] == [address]
+    assert at(engine, "resources.limits")["nvidia.com/gpu"] == spec.num_gpus
