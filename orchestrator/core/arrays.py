@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -12,3 +15,6 @@ FloatArray = npt.NDArray[np.float64]
 #: Hidden states, one row per token.
 Features = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
+#: The inputs or outputs of a Triton model by name.
+Tensors = dict[str, npt.NDArray[Any]]
+Incoming = Mapping[str, npt.NDArray[Any]]

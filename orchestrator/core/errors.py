@@ -75,6 +75,30 @@ class EngineLost(EngineError):
     """Triton cannot reach the engine; it may be back in a few seconds."""
 
 
+# Triton carries an error only as text, whose first word is this code. Subclasses come before their base class.
+_CODES: dict[str, type[ServingError]] = {
+    "unknown_sequence": UnknownSequence,
+    "draining": Draining,
+    "unavailable": Unavailable,
+    "request": RequestError,
+    "lost": EngineLost,
+    "engine": EngineError,
+}
+
+
+def error_text(error: ServingError) -> str:
+    """Return the text that carries an error over Triton: its code, then its message."""
+    code = next((code for code, kind in _CODES.items() if isinstance(error, kind)), "engine")
+    return f"{code}: {error}"
+
+
+def error_from(text: str) -> ServingError:
+    """Return the error that a text carries; a text without a code is Triton's own, so the engine was not reached."""
+    code, _, message = text.partition(": ")
+    kind = _CODES.get(code)
+    return kind(message) if kind else EngineLost(text)
+
+
 def public_text(error: ServingError) -> str:
     """Return the text of an error as a client gets it: that of an Unavailable begins with its code."""
     return f"{error.code}: {error}" if isinstance(error, Unavailable) else str(error)

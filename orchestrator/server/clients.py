@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import NoneType
 from typing import TypeVar
 
+from orchestrator.core.arrays import Incoming, Tensors
 from orchestrator.core.context import Context
 from orchestrator.core.errors import (
     ClientDisconnected,
@@ -20,15 +22,15 @@ from orchestrator.core.errors import (
     Unavailable,
     UnknownSequence,
 )
-from orchestrator.core.messages.context import delta_of, pack_release
-from orchestrator.core.messages.drafter import DraftRequest, pack_draft_request, unpack_draft_response
-from orchestrator.core.messages.run import RunOptions, TakeSteps, pack_take, unpack_steps
-from orchestrator.core.messages.target import StepRequest, pack_step, unpack_acceptance
-from orchestrator.core.messages.tensors import Incoming, Tensors
+from orchestrator.core.messages.checks import check_acceptance, check_response, check_steps
+from orchestrator.core.messages.context import Release, delta_of
+from orchestrator.core.messages.drafter import DraftRequest
+from orchestrator.core.messages.run import RunOptions, TakeSteps
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.proposal import Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Acceptance, Distribution, StepOptions
+from orchestrator.core.types import Acceptance, Distribution, DraftResponse, StepOptions
 from orchestrator.core.worker_pool import Call
 from orchestrator.drafting.dependencies import NO_ANSWER
 from orchestrator.drafting.drafter_clients import DraftAnswer, DrafterSession, new_sequence_id
@@ -86,24 +88,28 @@ class BlsTargetClient:
         ClientDisconnected when the client has gone meanwhile.
         """
         request = partial(self._request, context, tree, sampling, options, q if sampling.rule.uses_q else ())
-        return self._with_retries(context, lambda: unpack_acceptance(self._call(context, pack_step(request())), tree))
+        acceptance = self._with_retries(context, lambda: self._call(context, request(), Acceptance))
+        check_acceptance(acceptance, tree)
+        return acceptance
 
     def take(self, context: Context, sampling: Sampling, options: StepOptions, run: RunOptions) -> list[Step]:
         """Return the next steps of a run, which begins with the first call; raises as `step` does."""
 
-        def message() -> Tensors:
+        def request() -> StepRequest | TakeSteps:
             if self._num_sent:
-                return pack_take(TakeSteps(self._sequence_id, len(context)))
-            return pack_step(self._request(context, TokenTree.bare(), sampling, options, (), run))
+                return TakeSteps(self._sequence_id, len(context))
+            return self._request(context, TokenTree.bare(), sampling, options, (), run)
 
-        return self._with_retries(context, lambda: unpack_steps(self._call(context, message())))
+        steps = self._with_retries(context, lambda: self._call(context, request(), list[Step]))
+        check_steps(steps)
+        return steps
 
     def release(self) -> None:
         """Tell the target to forget the sequence, even if its first step failed; a hint that may get lost."""
         if not self._was_called:
             return
         try:
-            pb.call(TARGET, pack_release(self._sequence_id), GRACE_S)
+            pb.call(TARGET, Release(self._sequence_id), NoneType, GRACE_S)
         except ServingError as error:
             log.debug("the target will find out by itself that sequence %d has ended: %s", self._sequence_id, error)
 
@@ -143,9 +149,9 @@ class BlsTargetClient:
         delta = delta_of(context, self._num_sent, self._sequence_id, self._cache_salt)
         return StepRequest(delta, tree, sampling, options, self._left_ms(), q, run, self._max_len)
 
-    def _call(self, context: Context, tensors: Tensors) -> Tensors:
+    def _call(self, context: Context, request: StepRequest | TakeSteps, kind: type[Answer]) -> Answer:
         self._was_called = True
-        answer = pb.call(TARGET, tensors, self._left_ms() / 1000 + GRACE_S, self._is_unwanted)
+        answer = pb.call(TARGET, request, kind, self._left_ms() / 1000 + GRACE_S, self._is_unwanted)
         self._num_sent = len(context)
         return answer
 
@@ -173,16 +179,17 @@ class BlsDrafterClient(DrafterSession):
 
     def _answer(self, request: DraftRequest) -> DraftAnswer:
         try:
-            tensors = pb.execute(self._drafter, pack_draft_request(request))
+            response = pb.execute(self._drafter, request, DraftResponse)
         except (UnknownSequence, RequestError, Unavailable) as error:
             return error
-        return unpack_draft_response(tensors, self._vocab_size, request.max_nodes)
+        check_response(response, self._vocab_size, request.max_nodes)
+        return response
 
     def _release(self) -> None:
         self._breaker.start(self._call_release, pb.lost_check(self._drafter))
 
     def _call_release(self) -> DraftAnswer:
-        pb.execute(self._drafter, pack_release(self._sequence_id))
+        pb.execute(self._drafter, Release(self._sequence_id), NoneType)
         return NO_ANSWER
 
 

@@ -12,10 +12,11 @@ from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
 from orchestrator.core.deployment.config import ServingConfig, load_config
-from orchestrator.core.errors import EngineError, ServingError
-from orchestrator.core.messages.context import released_sequence
-from orchestrator.core.messages.drafter import DraftRequest, pack_draft_response, unpack_draft_request
-from orchestrator.core.messages.tensors import Tensors, error_text, scalar
+from orchestrator.core.errors import EngineError, ServingError, error_text
+from orchestrator.core.messages.checks import check_draft
+from orchestrator.core.messages.codec import Call
+from orchestrator.core.messages.context import Release
+from orchestrator.core.messages.drafter import DraftRequest
 from orchestrator.core.types import DraftCounts, EngineStatus
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.server import pb
@@ -79,7 +80,8 @@ class HostedDrafter(Protocol):
 class EngineHost(Generic[Request]):
     """Serves an engine's calls.
 
-    model: name of the Triton model. unpack: tensors → request; raises ServingError. pack: answer → tensors.
+    model: name of the Triton model. checked: returns a call that the engine takes and whose invariants hold; raises
+    ServingError for any other.
     drafters: those in this process; their metrics are shown as if each were a Triton model.
     Invariant: every Triton request gets one response with its FINAL flag in the same send.
     """
@@ -88,13 +90,11 @@ class EngineHost(Generic[Request]):
         self,
         model: str,
         engine: EngineClient[Request],
-        unpack: Callable[[Tensors], Request],
-        pack: Callable[[Any], Tensors],
+        checked: Callable[[Call], Request],
         drafters: Mapping[str, HostedDrafter] = MappingProxyType({}),
     ) -> None:
         self._engine = engine
-        self._unpack = unpack
-        self._pack = pack
+        self._checked = checked
         self._preparations: WorkerPool[None] = WorkerPool("preparation", NUM_PREPARING)
         #: What computes the passes: torch, native, or the engine itself if it is compiled.
         self.kernels: str = getattr(engine, "kernels", "engine")
@@ -137,16 +137,16 @@ class EngineHost(Generic[Request]):
 
     def _accept(self, call: Any, sender: Any) -> None:
         try:
-            tensors = pb.message_of(call)
-            if sequence_id := released_sequence(tensors):
-                self._engine.release(sequence_id)
-                pb.answer(sender, {})
+            received = pb.call_of(call)
+            if isinstance(received, Release):
+                self._engine.release(received.sequence_id)
+                pb.answer(sender, None)
                 return
-            request = self._unpack(tensors)
+            request = self._checked(received)
         except Exception as error:
             self._send_error(sender, error)
             return
-        deadline_s = time.monotonic() + scalar(tensors, "deadline_ms", DEFAULT_DEADLINE_MS) / 1000
+        deadline_s = time.monotonic() + (getattr(received, "deadline_ms", 0) or DEFAULT_DEADLINE_MS) / 1000
         if work := self._engine.preparation(request):
             prepared = self._preparations.start(work).future
             prepared.add_done_callback(partial(self._prepared, request, deadline_s, sender))
@@ -167,7 +167,7 @@ class EngineHost(Generic[Request]):
         try:
             if isinstance(answer, ServingError):
                 raise answer
-            pb.answer(sender, self._pack(answer))
+            pb.answer(sender, answer)
         except Exception as error:
             self._send_error(sender, error)
 
@@ -181,7 +181,14 @@ class EngineHost(Generic[Request]):
 
 def drafter_host(model: str, engine: EngineClient[DraftRequest]) -> EngineHost[DraftRequest]:
     """Return the host of a drafter."""
-    return EngineHost(model, engine, unpack_draft_request, pack_draft_response)
+    return EngineHost(model, engine, _checked_draft)
+
+
+def _checked_draft(call: Call) -> DraftRequest:
+    if not isinstance(call, DraftRequest):
+        raise EngineError(f"a drafter takes drafts and releases, not {type(call).__name__}")
+    check_draft(call)
+    return call
 
 
 class EngineModel:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hmac
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -12,11 +11,27 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from orchestrator.core.arrays import Incoming, Tensors
 from orchestrator.core.deployment.config import ENGINE_KEY
 from orchestrator.core.deployment.stubs import Stubs, is_alive
-from orchestrator.core.errors import ClientDisconnected, EngineError, EngineLost, RequestError, Unavailable, first_line
-from orchestrator.core.messages.message import decode, encode
-from orchestrator.core.messages.tensors import Incoming, Tensors, error_from, pack_text, text
+from orchestrator.core.errors import (
+    ClientDisconnected,
+    EngineError,
+    EngineLost,
+    RequestError,
+    Unavailable,
+    error_from,
+    first_line,
+)
+from orchestrator.core.messages.codec import (
+    Answer,
+    Call,
+    Decoded,
+    decode_answer,
+    decode_call,
+    encode_answer,
+    encode_call,
+)
 from orchestrator.core.worker_pool import NO_THREAD, Busy, Late, WorkerPool
 
 #: The one input and the one output of our engines.
@@ -25,7 +40,6 @@ FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 _CALLS: WorkerPool[Any] = WorkerPool("model-call")
 _STUBS = Stubs()
-_KEY_NAME = "key"
 _KEY = os.environ.get(ENGINE_KEY, "")
 
 
@@ -93,45 +107,48 @@ def lost_check(model: str) -> Callable[[], bool]:
     return lambda: process is not None and not is_alive(process)
 
 
-def message_of(request: Any) -> Tensors:
-    """Return the tensors of a call to one of our engines.
+def call_of(request: Any) -> Call:
+    """Return a call to one of our engines, whose invariants are not checked yet.
 
-    Raises EngineError if they are malformed or lack the key that only this server's processes have: Triton lets every
+    Raises EngineError if it is malformed or lacks the key that only this server's processes have: Triton lets every
     client call every model.
     """
-    tensors = decode(tensors_of(request)[MESSAGE])
-    if not hmac.compare_digest(text(tensors, _KEY_NAME).encode(), _KEY.encode()):
-        raise EngineError("only the server itself may call this model; clients call the model speculative")
-    return tensors
+    return decode_call(tensors_of(request)[MESSAGE], _KEY)
 
 
-def answer(sender: Any, tensors: Incoming) -> None:
+def answer(sender: Any, answer: Answer) -> None:
     """Answer a call to one of our engines, with the FINAL flag."""
-    send(sender, {MESSAGE: encode(tensors)}, final=True)
+    send(sender, {MESSAGE: encode_answer(answer)}, final=True)
 
 
-def execute(model: str, tensors: Incoming) -> Tensors:
-    """Call one of our engines and return its answer; raises the error that it answers with.
+def execute(model: str, call: Call, kind: type[Decoded]) -> Decoded:
+    """Call one of our engines and return its answer, which has this kind; raises the error that it answers with.
 
     May never return, so it belongs on a thread that can be abandoned. Raises EngineLost if the model cannot be called.
     Blocking on purpose: async calls have a use-after-free before mid-2026 (python_backend#439).
     """
-    response = _execute(model, {MESSAGE: encode({**tensors, **pack_text(_KEY_NAME, _KEY)})}, (MESSAGE,))
+    response = _execute(model, {MESSAGE: encode_call(call, _KEY)}, (MESSAGE,))
     if response.has_error():
         raise error_from(response.error().message())
     tensors = _arrays(response.output_tensors())
     if MESSAGE not in tensors:
         raise EngineError(f"Triton model {model!r} answered without a message")
-    return decode(tensors[MESSAGE])
+    return decode_answer(tensors[MESSAGE], kind)
 
 
-def call(model: str, tensors: Incoming, limit_s: float, is_unwanted: Callable[[], bool] = lambda: False) -> Tensors:
+def call(
+    model: str,
+    call: Call,
+    kind: type[Decoded],
+    limit_s: float,
+    is_unwanted: Callable[[], bool] = lambda: False,
+) -> Decoded:
     """Call one of our engines as `execute` does, on a thread that can be abandoned.
 
     Also raises EngineLost if the model's process died or did not answer within `limit_s`, and ClientDisconnected if
     `is_unwanted`, which is asked while the call waits, says that nobody needs the answer.
     """
-    found: Tensors = _run(model, partial(execute, model, tensors), limit_s, is_unwanted)
+    found: Decoded = _run(model, partial(execute, model, call, kind), limit_s, is_unwanted)
     return found
 
 

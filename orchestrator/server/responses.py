@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.core.messages.tensors import Tensors
+from orchestrator.core.arrays import Tensors
 from orchestrator.core.sampling_params import Rule
 from orchestrator.server.generation_request import GenerationRequest
 from orchestrator.server.loop import SequenceState

@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from orchestrator.core.arrays import Incoming
 from orchestrator.core.deployment.config import ServingConfig
 from orchestrator.core.errors import ConfigError
-from orchestrator.core.messages.tensors import Incoming
 
 #: Engine → the module that builds it: `build_target(config, caller)` and `build_draft(config, caller)`.
 BUILDERS = {

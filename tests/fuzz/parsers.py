@@ -26,20 +26,22 @@ from orchestrator.core.deployment.checkpoint import read_checkpoint
 from orchestrator.core.deployment.config import load_config
 from orchestrator.core.deployment.engine_manifest import LLM_NAME, NAME, read_llm_manifest, read_manifest
 from orchestrator.core.errors import ServingError
-from orchestrator.core.messages.context import Delta, pack_delta, pack_release, released_sequence
-from orchestrator.core.messages.drafter import (
-    DraftRequest,
-    pack_draft_request,
-    unpack_draft_request,
-    unpack_draft_response,
+from orchestrator.core.messages.checks import (
+    check_acceptance,
+    check_draft,
+    check_response,
+    check_steps,
+    checked_target_call,
 )
-from orchestrator.core.messages.message import decode, encode
-from orchestrator.core.messages.run import unpack_steps
-from orchestrator.core.messages.target import unpack_acceptance, unpack_call
-from orchestrator.core.messages.tree import pack_tree
+from orchestrator.core.messages.codec import decode_answer, decode_call, encode_answer, encode_call
+from orchestrator.core.messages.context import Delta, Release
+from orchestrator.core.messages.drafter import DraftRequest
+from orchestrator.core.messages.target import StepRequest
+from orchestrator.core.proposal import Proposal, Step
 from orchestrator.core.sampling.grammar import Grammars
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import Acceptance, DraftResponse, StepOptions
 from orchestrator.drafting.tables import FILE, load_tables
 from orchestrator.server.inputs import read
 from orchestrator.server.request_builder import RequestBuilder
@@ -81,25 +83,43 @@ def _file(name: str, data: bytes) -> Path:
 
 def _wire(data: bytes) -> None:
     """The first byte chooses the reader."""
-    readers: tuple[Callable[[Any], Any], ...] = (
-        lambda tensors: unpack_call(tensors, VOCAB_SIZE, MAX_NODES),
-        lambda tensors: unpack_acceptance(tensors, TokenTree.from_paths([[4, 5], [6]])),
-        lambda tensors: unpack_draft_response(tensors, VOCAB_SIZE, MAX_NODES),
-        unpack_draft_request,
-        unpack_steps,
-        released_sequence,
-    )
-    readers[data[0] % len(readers) if data else 0](decode(np.frombuffer(data[1:], np.uint8)))
+    message, readers = np.frombuffer(data[1:], np.uint8), (_read_call, _read_acceptance, _read_steps, _read_drafts)
+    readers[data[0] % len(readers) if data else 0](message)
+
+
+def _read_call(message: Any) -> None:
+    call = decode_call(message, "")
+    if isinstance(call, DraftRequest):
+        check_draft(call)
+    else:
+        checked_target_call(call, VOCAB_SIZE, MAX_NODES)
+
+
+def _read_acceptance(message: Any) -> None:
+    check_acceptance(decode_answer(message, Acceptance), TokenTree.from_paths([[4, 5], [6]]))
+
+
+def _read_steps(message: Any) -> None:
+    check_steps(decode_answer(message, list[Step]))
+
+
+def _read_drafts(message: Any) -> None:
+    check_response(decode_answer(message, DraftResponse), VOCAB_SIZE, MAX_NODES)
 
 
 def _wire_seeds() -> tuple[bytes, ...]:
-    delta = Delta(9, 0, np.array([1, 2, 3], np.int32), 0, 2, "salt")
+    delta, tree = Delta(9, 0, np.array([1, 2, 3], np.int32), 0, 2, "salt"), TokenTree.from_paths([[4, 5], [6]])
     calls = [
-        pack_draft_request(DraftRequest(delta, Sampling(0.5), 4, 4)),
-        pack_delta(delta) | pack_tree(TokenTree.from_paths([[4, 5], [6]])) | {"next_token": np.array([3], np.int32)},
-        pack_release(9),
+        StepRequest(delta, tree, Sampling(), StepOptions(), 1000),
+        DraftRequest(delta, Sampling(0.5), 4, 4),
+        Release(9),
     ]
-    return tuple(bytes([reader]) + encode(call).tobytes() for reader in range(6) for call in calls)
+    acceptance = Acceptance((1,), 3)
+    answers = (acceptance, [Step(Proposal.of(tree, "auto"), acceptance, 0.0, 0.0)], DraftResponse(tree))
+    return (
+        *(b"\0" + encode_call(call, "").tobytes() for call in calls),
+        *(bytes([reader]) + encode_answer(answer).tobytes() for reader, answer in enumerate(answers, start=1)),
+    )
 
 
 def _deployment(data: bytes) -> None:

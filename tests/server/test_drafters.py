@@ -50,7 +50,7 @@ BROKEN = {
     "twin children": ([5, 5], [0, 0]),
     "fewer parents than ids": ([1, 2, 3], [0]),
 }
-#: Arrays of node_ids and node_parents that a tree cannot have.
+#: Arrays of tokens and parents that a tree cannot have.
 FOREIGN = {
     "floats": (np.array([np.nan, 1e30], np.float32), np.array([0.0, np.inf], np.float32)),
     "int64": (np.array([2**40, -(2**40)]), np.array([2**40, 7])),
@@ -60,7 +60,7 @@ FOREIGN = {
     "nothing but ids": (np.array([1], np.int32),),
 }
 #: Legal answers without a tree.
-EMPTY = {"no outputs": (), "empty tensors": (np.empty(0, np.int32), np.empty(0, np.int32))}
+EMPTY = {"empty arrays": (np.empty(0, np.int32), np.empty(0, np.int32))}
 
 
 class Script:
@@ -77,7 +77,7 @@ class Script:
     def write(self, name: str, *arrays: np.ndarray) -> None:
         """Have the drafter answer with these arrays."""
         fresh = self.folder / "new.npz"
-        np.savez(fresh, **dict(zip(("node_ids", "node_parents"), arrays, strict=False)))
+        np.savez(fresh, **dict(zip(("tokens", "parents"), arrays, strict=False)))
         fresh.rename(self.folder / f"{name}.npz")
 
     def num_calls(self, name: str) -> int:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from orchestrator.core.messages.context import pack_release
-from orchestrator.core.messages.message import encode
+from orchestrator.core.messages.codec import encode_call
+from orchestrator.core.messages.context import Release
 from tests.fuzz.public import Doors, fuzz, served
 from tests.support.clients import ask, generate, post
 from tests.support.leaks import leak_in
@@ -43,7 +43,9 @@ def call_target(url: str, message: np.ndarray) -> str:
     return str(refused.value.details())
 
 
-@pytest.mark.parametrize("message", [encode(pack_release(9)), encode({})], ids=["release", "empty"])
+@pytest.mark.parametrize(
+    "message", [encode_call(Release(9), "a guess"), encode_call(Release(9), "")], ids=["guess", "no key"]
+)
 def test_an_engine_model_answers_only_the_server_itself(running: tuple[Any, Doors], message: np.ndarray) -> None:
     said = call_target(running[1].grpc, message)
     assert "only the server itself may call this model" in said and not leak_in(said)

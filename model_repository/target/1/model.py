@@ -3,7 +3,9 @@
 from functools import partial
 
 from orchestrator.core.deployment.config import ServingConfig
-from orchestrator.core.messages.target import StepRequest, TakeSteps, pack_answer, unpack_call
+from orchestrator.core.messages.checks import checked_target_call
+from orchestrator.core.messages.run import TakeSteps
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.tree import MAX_NODES
 from orchestrator.drafting.sources import RunProposers
 from orchestrator.server.clients import caller_beside
@@ -19,5 +21,5 @@ class TritonPythonModel(EngineModel):
         engine, model = build_target(config, caller_beside(args["model_repository"]))
         if config.is_colocated:
             engine = Runs(engine, RunProposers(config, drafters, engine.pass_costs))
-        unpack = partial(unpack_call, vocab_size=model.vocab_size, max_nodes=MAX_NODES)
-        return EngineHost(args["model_name"], engine, unpack, pack_answer, drafters)
+        checked = partial(checked_target_call, vocab_size=model.vocab_size, max_nodes=MAX_NODES)
+        return EngineHost(args["model_name"], engine, checked, drafters)

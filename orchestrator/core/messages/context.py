@@ -1,4 +1,4 @@
-"""The part of every engine call that identifies its sequence, and the call that releases a sequence."""
+"""The part of every engine call that identifies its sequence, and the call that releases it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 from orchestrator.core.arrays import IdArray
 from orchestrator.core.context import Context
 from orchestrator.core.errors import UnknownSequence
-from orchestrator.core.messages.tensors import Incoming, Tensors, ids, pack_scalars, pack_text, scalar, table, text
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,38 +44,8 @@ def delta_of(context: Context, start: int, sequence_id: int, cache_salt: str) ->
     return Delta(sequence_id, start, new_ids, context.rolling_hash(start), context.prompt_len, cache_salt)
 
 
-def pack_delta(delta: Delta) -> Tensors:
-    """Pack a delta."""
-    tensors: Tensors = {
-        "sequence_id": np.array([delta.sequence_id], np.uint64),
-        "context_ids": delta.context_ids,
-        "context_hash": np.array([delta.context_hash], np.uint64),
-    }
-    tensors |= pack_scalars(context_start=delta.context_start, prompt_len=delta.prompt_len)
-    return tensors | pack_text("cache_salt", delta.cache_salt)
+@dataclass(frozen=True)
+class Release:
+    """The call that releases a sequence; a hint, on which correctness does not depend."""
 
-
-def unpack_delta(tensors: Incoming) -> Delta:
-    """Unpack a delta; raise EngineError if the sequence id is missing, or a tensor is invalid."""
-    return Delta(
-        scalar(tensors, "sequence_id"),
-        scalar(tensors, "context_start", 0),
-        ids(tensors, "context_ids"),
-        scalar(tensors, "context_hash", 0),
-        scalar(tensors, "prompt_len", 0),
-        text(tensors, "cache_salt"),
-    )
-
-
-def pack_release(sequence_id: int) -> Tensors:
-    """Pack the call that releases a sequence."""
-    return {"sequence_id": np.array([sequence_id], np.uint64), "release": np.array([True], np.bool_)}
-
-
-def released_sequence(tensors: Incoming) -> int:
-    """Return the id of the sequence that a call releases, or 0 if the call is not a release.
-
-    Raises EngineError if the id is missing, or `release` is not one bool.
-    """
-    release = table(tensors, "release", np.bool_, 1, 1)
-    return scalar(tensors, "sequence_id") if release is not None and release[0] else 0
+    sequence_id: int

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.core.arrays import IdArray
+from orchestrator.core.arrays import IdArray, Incoming
 from orchestrator.core.deployment.engine_trees import lookahead_nodes, sizes_refusal
 from orchestrator.core.errors import EngineError, RequestError
 from orchestrator.core.messages.context import Delta
 from orchestrator.core.messages.drafter import DraftRequest
 from orchestrator.core.messages.target import StepRequest
-from orchestrator.core.messages.tensors import Incoming
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, DraftResponse, EngineSpeculationResult
 from runtime.engine.calls import EngineCall, Request

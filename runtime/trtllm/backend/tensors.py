@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.core.arrays import IdArray
+from orchestrator.core.arrays import IdArray, Incoming, Tensors
 from orchestrator.core.errors import EngineError
 from orchestrator.core.messages.target import StepRequest
-from orchestrator.core.messages.tensors import Incoming, Tensors
 from orchestrator.core.noise import child_seed
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.types import Acceptance, StepOptions

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
-from orchestrator.core.messages.tensors import Tensors
+from orchestrator.core.arrays import Tensors
 from orchestrator.core.worker_pool import WorkerPool
 from runtime.engine.build_engines import ModelCall
 from runtime.engine.client_thread import SHUTTING_DOWN

@@ -1,6 +1,6 @@
 """Triton model `draft`, which answers what a test has written: a request's cache_salt names a file in SCRIPT_FOLDER.
 
-`<salt>.npz` is the answer, by tensor name; the salts "raises", "slow" and "hangs" do what they say. `<salt>.calls`
+`<salt>.npz` is the answer, by the tree's fields; the salts "raises", "slow" and "hangs" do what they say. `<salt>.calls`
 grows by a byte per call.
 """
 
@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from orchestrator.core.messages.message import decode, encode
+from orchestrator.core.deployment.config import ENGINE_KEY
+from orchestrator.core.messages.codec import decode_call, packed
+from orchestrator.core.messages.context import Release
 
 FOLDER = Path(os.environ["SCRIPT_FOLDER"])
 
@@ -24,22 +26,24 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse(self._answer(request)) for request in requests]
 
     def _answer(self, request: Any) -> list[Any]:
-        tensors = decode(pb_utils.get_input_tensor_by_name(request, "message").as_numpy())
-        if "release" in tensors:
-            return [_message({})]
-        script = tensors["cache_salt"][0].decode()
+        message = pb_utils.get_input_tensor_by_name(request, "message").as_numpy()
+        call = decode_call(message, os.environ[ENGINE_KEY])
+        if isinstance(call, Release):
+            return [_message(None)]
+        script = call.delta.cache_salt
         with (FOLDER / f"{script}.calls").open("a") as calls:
             calls.write("x")
         if script == "raises":
             raise ValueError("a drafter's own trouble")
         time.sleep({"slow": 0.5, "hangs": 60}.get(script, 0))
         arrays = np.load(FOLDER / f"{script}.npz")
-        return [_message({name: _as_we_send_it(arrays[name]) for name in arrays.files})]
+        return [_message([{name: _sendable(arrays[name]) for name in arrays.files}])]
 
 
-def _message(tensors: dict[str, np.ndarray]) -> Any:
-    return pb_utils.Tensor("message", encode(tensors))
+def _sendable(array: np.ndarray) -> Any:
+    """Return what another program might send instead of an array that cannot cross."""
+    return array if array.dtype in (np.int32, np.float32, np.bool_) else array.tolist()
 
 
-def _as_we_send_it(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.object_) if array.dtype.kind == "S" else array
+def _message(answer: Any) -> Any:
+    return pb_utils.Tensor("message", packed(answer))

@@ -12,15 +12,14 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from orchestrator.core.deployment.config import ServingConfig
 from orchestrator.core.errors import EngineError, Unavailable, UnknownSequence
-from orchestrator.core.messages.target import StepRequest, pack_acceptance, unpack_step
-from orchestrator.core.messages.tensors import Tensors
+from orchestrator.core.messages.checks import checked_target_call
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.sampling.accept import accept_coupled
 from orchestrator.core.types import Acceptance
 from orchestrator.server.engine_host import EngineHost, EngineModel
@@ -92,17 +91,6 @@ def _write(name: str, number: int) -> None:
     fresh.rename(FOLDER / name)
 
 
-def _unpack(tensors: Tensors) -> StepRequest:
-    """Refuse arrays in Triton's memory, which would change once the request has been answered."""
-    for name, array in tensors.items():
-        root: Any = array
-        while not isinstance(root, np.ndarray) or root.base is not None:
-            root = root.obj if isinstance(root, memoryview) else root.base
-        if not root.flags.owndata:
-            raise EngineError(f"the array of {name} does not own its memory")
-    return unpack_step(tensors, vocab_size=64, max_nodes=128)
-
-
 class TritonPythonModel(EngineModel):
     def load(self, args: dict[str, str], config: ServingConfig) -> EngineHost[StepRequest]:
-        return EngineHost("target", ScriptedEngine(), _unpack, pack_acceptance)
+        return EngineHost("target", ScriptedEngine(), partial(checked_target_call, vocab_size=64, max_nodes=128))

@@ -10,9 +10,10 @@ import pytest
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import RequestError
+from orchestrator.core.messages.codec import decode_call, encode_call
 from orchestrator.core.messages.context import delta_of
-from orchestrator.core.messages.drafter import DraftRequest, pack_draft_request, unpack_draft_request
-from orchestrator.core.messages.target import StepRequest, pack_step, unpack_step
+from orchestrator.core.messages.drafter import DraftRequest
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.methods import METHODS
 from orchestrator.core.proposal import Budget, Proposer
 from orchestrator.core.sampling_params import Rule, Sampling, as_float32
@@ -135,7 +136,7 @@ def test_what_a_head_is_told_crosses_the_wire(method: str) -> None:
     head = config.shape  # type: ignore[attr-defined]
     told = HeadInput(rows(1, 2), 5, head.choices, head.width, 0.25, True, 0.35)
     sent = DraftRequest(delta_of(Context([1, 2, 3]), 1, 9, ""), Sampling(), 7, 3, told)
-    found = unpack_draft_request(pack_draft_request(sent)).head
+    found = decode_call(encode_call(sent, ""), "").head
     assert np.array_equal(found.features, told.features)
     assert (found.features_start, found.width, found.choices.paths) == (5, head.width, head.choices.paths)
     assert (found.min_prob, found.draws, found.sharpness) == (0.25, True, 0.35)
@@ -145,7 +146,7 @@ def test_what_a_head_is_told_crosses_the_wire(method: str) -> None:
 def test_which_states_are_wanted_crosses_the_wire(states: HiddenStates) -> None:
     options = StepOptions(target_tokens=True, features_from=4, hidden_states=states)
     sent = StepRequest(delta_of(Context([1, 2]), 0, 9, ""), TREE, Sampling(), options, 1000)
-    assert unpack_step(pack_step(sent), 10, 10).options == options
+    assert decode_call(encode_call(sent, ""), "").options == options
 
 
 @pytest.mark.parametrize(

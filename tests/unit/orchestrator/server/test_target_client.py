@@ -20,7 +20,8 @@ from orchestrator.core.errors import (
     Unavailable,
     UnknownSequence,
 )
-from orchestrator.core.messages.run import RunOptions, pack_steps
+from orchestrator.core.messages.context import Release
+from orchestrator.core.messages.run import RunOptions, TakeSteps
 from orchestrator.core.proposal import Proposal, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import Acceptance, StepOptions
@@ -28,7 +29,7 @@ from tests.support.without_triton import imported
 
 RUN = RunOptions("none", "{}", Limits(8, 64, 4))
 LIMIT_S = 10.0
-STEPS = pack_steps([Step(Proposal.empty(), Acceptance((), 5), 0.0, 0.0)])
+STEPS = [Step(Proposal.empty(), Acceptance((), 5), 0.0, 0.0)]
 
 
 @pytest.fixture
@@ -45,14 +46,16 @@ class Target:
         self._answers = iter(answers)
         monkeypatch.setattr(clients.pb, "call", self._call)
 
-    def _call(self, model: str, tensors: Any, limit_s: float, is_unwanted: Callable[[], bool] = lambda: False) -> Any:
-        if "prefix_len" in tensors:
+    def _call(
+        self, model: str, call: Any, kind: Any, limit_s: float, is_unwanted: Callable[[], bool] = lambda: False
+    ) -> Any:
+        if isinstance(call, TakeSteps):
             self.calls.append("take")
-        elif "context_ids" in tensors:
-            self.calls.append("begin")
-        else:
+        elif isinstance(call, Release):
             self.calls.append("release")
-            return {}
+            return None
+        else:
+            self.calls.append("begin")
         answer = next(self._answers)
         if isinstance(answer, ServingError):
             raise answer
@@ -120,7 +123,7 @@ def test_nothing_is_tried_again_for_a_client_that_has_gone_and_the_sequence_is_r
 def test_a_call_that_waits_is_left_when_the_client_goes(clients: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     let_go, began_s = threading.Event(), time.monotonic()
     monkeypatch.setattr(clients.pb, "lost_check", lambda model: lambda: False)
-    monkeypatch.setattr(clients.pb, "execute", lambda model, tensors: let_go.wait(LIMIT_S))
+    monkeypatch.setattr(clients.pb, "execute", lambda model, call, kind: let_go.wait(LIMIT_S))
     client = client_of(clients, is_unwanted=lambda: time.monotonic() - began_s > 0.1)
     with pytest.raises(ClientDisconnected):
         take(client, Context([1, 2]))

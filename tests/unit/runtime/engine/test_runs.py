@@ -17,10 +17,11 @@ from tokenizers import Tokenizer
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import EngineError, RequestError, ServingError, Unavailable, UnknownSequence
+from orchestrator.core.messages.checks import check_steps, checked_target_call
+from orchestrator.core.messages.codec import decode_answer, decode_call, encode_answer, encode_call
 from orchestrator.core.messages.context import delta_of
-from orchestrator.core.messages.message import decode, encode
-from orchestrator.core.messages.run import RunOptions, TakeSteps, pack_take, unpack_steps
-from orchestrator.core.messages.target import StepRequest, pack_answer, pack_step, unpack_call
+from orchestrator.core.messages.run import RunOptions, TakeSteps
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.proposal import Budget, NativeDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.types import StepOptions
@@ -89,22 +90,24 @@ class Served:
         )
         return select_method(method, config, frozenset(), {}).proposer(dependencies)
 
-    def call(self, tensors: Any) -> Any:
+    def call(self, call: StepRequest | TakeSteps) -> list[Step]:
         """Answer a call as the target's host does."""
         self.num_calls += 1
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        request = unpack_call(decode(encode(tensors)), VOCAB_SIZE, LIMITS.max_nodes)
+        request = checked_target_call(decode_call(encode_call(call, ""), ""), VOCAB_SIZE, LIMITS.max_nodes)
         if work := self.runs.preparation(request):
             work()
         self.runs.submit(request, time.monotonic() + LIMIT_S, answers.put)
         answer = answers.get(timeout=LIMIT_S)
         if isinstance(answer, ServingError):
             raise answer
-        return decode(encode(pack_answer(answer)))
+        steps = decode_answer(encode_answer(answer), list[Step])
+        check_steps(steps)
+        return steps
 
     def begin(self, sequence_id: int, context: Context, sampling: Sampling, options: StepOptions, run: Any) -> Any:
         delta = delta_of(context, 0, sequence_id, "")
-        return self.call(pack_step(StepRequest(delta, support.TokenTree.bare(), sampling, options, 60_000, (), run)))
+        return self.call(StepRequest(delta, support.TokenTree.bare(), sampling, options, 60_000, (), run))
 
     def watch_bursts(self, note: Callable[[NativeDrafts, list[Step]], None]) -> None:
         """Call `note` with the drafts and the steps of each answered burst whose drafts native code makes."""
@@ -145,12 +148,12 @@ class Caller:
         context = self.sequence.context
         try:
             if self.has_begun:
-                return unpack_steps(self.served.call(pack_take(TakeSteps(self.id, len(context)))))
+                return self.served.call(TakeSteps(self.id, len(context)))
         except UnknownSequence:
             pass
         self.has_begun = True
         sequence = self.sequence
-        return unpack_steps(self.served.begin(self.id, context, sequence.sampling, sequence.options, self.run))
+        return self.served.begin(self.id, context, sequence.sampling, sequence.options, self.run)
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +270,7 @@ def test_a_released_run_makes_no_further_step_and_answers_its_caller(served: Ser
     Caller(served, 31, sequence, run_of(*METHODS[0], StopRule(MAX_TOKENS)))()
     served.runs.release(31)
     with pytest.raises(UnknownSequence):
-        served.call(pack_take(TakeSteps(31, len(PROMPT) + 1)))
+        served.call(TakeSteps(31, len(PROMPT) + 1))
 
 
 def test_a_lost_sequence_goes_on_from_the_tokens_that_the_caller_has(served: Served, folder: Path) -> None:
@@ -362,11 +365,11 @@ def first_step(sequence_id: int, max_len: int = 0) -> StepRequest:
 
 def test_a_run_whose_later_step_fails_is_forgotten_when_its_caller_knows(served: Served) -> None:
     served.wrap = Raising
-    served.call(pack_step(first_step(92)))
+    served.call(first_step(92))
     taken = len(PROMPT) + 1
     with pytest.raises(EngineError, match="the run failed"):
         while True:
-            taken += sum(len(step.tokens) for step in unpack_steps(served.call(pack_take(TakeSteps(92, taken)))))
+            taken += sum(len(step.tokens) for step in served.call(TakeSteps(92, taken)))
     assert 92 not in served.runs._runs
     served.runs.release(92)
 

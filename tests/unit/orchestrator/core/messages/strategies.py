@@ -8,10 +8,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 from orchestrator.core.context import Context
+from orchestrator.core.drafting import Limits
 from orchestrator.core.messages.context import Delta, delta_of
-from orchestrator.core.messages.drafter import DraftRequest, pack_draft_request
-from orchestrator.core.messages.target import StepRequest, pack_step
-from orchestrator.core.messages.tensors import Tensors
+from orchestrator.core.messages.drafter import DraftRequest
+from orchestrator.core.messages.run import RunOptions
+from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.sampling_params import Grammar, LogitsOptions, Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import (
@@ -19,6 +20,7 @@ from orchestrator.core.types import (
     Distribution,
     EngineSpeculation,
     EngineSpeculationResult,
+    HeadInput,
     HiddenStates,
     StepOptions,
 )
@@ -145,27 +147,15 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-def crossed(tensors: Tensors) -> Tensors:
-    """Return copies, as Triton delivers them; assert that no tensor is empty and that all dtypes are declared."""
-    assert all(tensor.size for tensor in tensors.values()), "empty tensors are omitted"
-    assert {t.dtype for t in tensors.values()} <= {
-        np.dtype(kind) for kind in (np.int32, np.uint64, np.float32, np.float64, np.bool_, np.object_)
-    }
-    return {name: tensor.copy() for name, tensor in tensors.items()}
-
-
-def ids_of(*ids: int) -> np.ndarray:
-    return np.array(ids, np.int32)
-
-
-def full_step() -> Tensors:
+def full_step() -> StepRequest:
     delta = delta_of(Context([1, 2, 3]), 1, 9, "salt")
     tree = TokenTree.from_paths([[4, 5], [6]])
-    return pack_step(
-        StepRequest(delta, tree, Sampling(0.5), StepOptions(True, True, 0, hidden_states=HiddenStates.LAST), 1000)
-    )
+    options = StepOptions(True, True, 0, hidden_states=HiddenStates.LAST)
+    run = RunOptions("auto", "{}", Limits(8, 64, 4), 0, (2,), (7,))
+    return StepRequest(delta, tree, Sampling(0.5), options, 1000, run=run)
 
 
-def full_draft() -> Tensors:
+def full_draft() -> DraftRequest:
     delta = delta_of(Context([1, 2, 3]), 1, 9, "salt")
-    return pack_draft_request(DraftRequest(delta, Sampling(0.5), 4, 4))
+    head = HeadInput(np.ones((2, 3), np.float32), 1, TokenTree.chain([0, 1]), 4, 0.25, True, 0.5)
+    return DraftRequest(delta, Sampling(0.5), 4, 4, head, 250)

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from orchestrator.core.messages.tensors import Tensors
+from orchestrator.core.arrays import Tensors
 from orchestrator.server.responses import ResponseMerger
 
 

@@ -9,12 +9,12 @@ from typing import Any, NoReturn
 
 import pytest
 
+from orchestrator.core.arrays import Tensors
 from orchestrator.core.context import Context
 from orchestrator.core.deployment.capabilities import capabilities_of
 from orchestrator.core.deployment.config import load_config
 from orchestrator.core.deployment.engine_manifest import served_checkpoint
 from orchestrator.core.errors import ConfigError, RequestError
-from orchestrator.core.messages.tensors import Tensors
 from orchestrator.core.methods import METHODS, PROPOSED
 from orchestrator.core.sampling.grammar import Grammars
 from orchestrator.core.sampling_params import Rule, as_float32

@@ -1,4 +1,4 @@
-"""Errors as text: class and message survive the wire."""
+"""Errors as text: class and message survive the way over Triton."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from orchestrator.core.errors import (
     ServingError,
     Unavailable,
     UnknownSequence,
+    error_from,
+    error_text,
 )
-from orchestrator.core.messages.tensors import error_from, error_text
 
 
 @pytest.mark.parametrize("kind", [UnknownSequence, Draining, Unavailable, RequestError, EngineLost, EngineError])
