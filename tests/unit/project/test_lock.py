@@ -32,7 +32,7 @@ TORCH = [
 ]  # fmt: skip
 LINE = re.compile(
     r'(?P<name>[a-z0-9-]+)==(?P<version>[\w.!+]+)( ; python_version == "(?P<python>3\.\d+)")?'
-    r"(?P<hashes>( --hash=sha256:[0-9a-f]{64})+)  # (?P<groups>[a-z]+( [a-z]+)*)"
+    r"(?P<hashes>( --hash=sha256:[0-9a-f]{64})+)  # (?P<groups>[a-z-]+( [a-z-]+)*)"
 )
 
 

@@ -116,20 +116,22 @@ def acceptances(draw: st.DrawFn) -> tuple[TokenTree, Acceptance]:
     while (below := list(tree.children[path[-1] if path else 0].values())) and draw(st.booleans()):
         path.append(draw(st.sampled_from(below)))
     rows = draw(st.integers(0, 4))
+    inside = None if path else draw(st.one_of(st.none(), engine_results))
+    num_tokens = len(path) + 1 + (len(inside.extra) if inside else 0)
     return tree, Acceptance(
         tuple(path),
         draw(token_ids),
         target_tokens=draw(st.sampled_from([None, np.arange(tree.num_nodes + 1, dtype=np.int32)])),
-        logprobs=draw(st.sampled_from([None, -np.linspace(1e-12, 40.0, len(path) + 1)])),
-        top_ids=(top := draw(st.sampled_from([None, np.zeros((len(path) + 1, 2), np.int32)]))),
-        top_logprobs=None if top is None else np.full((len(path) + 1, 2), -0.1),
+        logprobs=draw(st.sampled_from([None, -np.linspace(1e-12, 40.0, num_tokens)])),
+        top_ids=(top := draw(st.sampled_from([None, np.zeros((num_tokens, 2), np.int32)]))),
+        top_logprobs=None if top is None else np.full((num_tokens, 2), -0.1),
         features=np.arange(rows * 3, dtype=np.float32).reshape(rows, 3) if rows else None,
         features_start=draw(st.integers(0, 1000)) if rows else 0,
         forward_us=draw(st.integers(0, 10**9)),
         num_in_pass=draw(st.integers(1, 500)),
         num_in_separate_pass=draw(st.integers(0, 500)),
         num_cached_tokens=draw(st.integers(0, 10**6)),
-        engine_speculation=None if path else draw(st.one_of(st.none(), engine_results)),
+        engine_speculation=inside,
         node_top_ids=draw(st.sampled_from([None, np.arange(2 * tree.num_nodes + 2, dtype=np.int32).reshape(-1, 2)])),
     )
 
