@@ -288,11 +288,14 @@ def test_engines_are_keyed_by_the_hash_of_their_plan(name: str) -> None:
     text = (FOLDERS[name] / "engines.toml").read_bytes()
     plan = hashlib.sha256(text).hexdigest()[:10]
     assert of_kind(name, "ConfigMap")["plan"]["data"]["hash"] == plan, "engines.toml has changed: set plan.yaml anew"
+    spec = EngineSpec.model_validate(tomllib.loads(text.decode()))
     (job,) = of_kind(name, "Job").values()
     assert job["metadata"]["name"] == f"engines-{plan}"
     (builder,) = at(job, "spec.template.spec.containers")
     for where, pod, container in servers(name):
         assert environment(container)["SERVING_TARGET"] == f"/engines/{plan}/engines/target", where
+        drafted = f"/engines/{plan}/engines/draft" if spec.method == "draft_model" else None
+        assert environment(container).get("SERVING_DRAFT") == drafted, where
         (waiting,) = pod["spec"]["initContainers"]
         assert environment(waiting)["PLAN"] == environment(builder)["PLAN"] == plan
     assert "build.trtllm build /config/engines.toml" in builder["command"][-1]
@@ -300,7 +303,6 @@ def test_engines_are_keyed_by_the_hash_of_their_plan(name: str) -> None:
     policy = at(of_kind(name, "NetworkPolicy")["engines"], "spec")
     assert policy["podSelector"]["matchLabels"].items() <= at(job, "spec.template.metadata.labels").items()
     assert {port["port"] for rule in policy["egress"] for port in rule["ports"]} == {53}
-    spec = EngineSpec.model_validate(tomllib.loads(text.decode()))
     assert spec.calib_dataset.startswith("/models/"), "nothing is fetched from a hub"
     gpus = [at(container, "resources.limits")["nvidia.com/gpu"] for _, _, container in servers(name)]
     nodes = [at(each, "spec.leaderWorkerTemplate.size") for each in of_kind(name, "LeaderWorkerSet").values()] or [1]
