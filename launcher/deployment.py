@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from orchestrator.core.deployment.checkpoint import missing_config
 from orchestrator.core.deployment.config import BACKEND_MODELS, CHECKPOINTS, ServingConfig, load_config
 from orchestrator.core.deployment.gguf_file import is_gguf
 from orchestrator.core.errors import ConfigError
@@ -59,8 +60,8 @@ def _check_checkpoint(key: str, value: str) -> None:
     if is_gguf(value) and not Path(value).is_file():
         raise ConfigError(f"the GGUF file {value} does not exist (key {key})")
     if Path(value).is_absolute() and not is_gguf(value) and not (Path(value) / "config.json").is_file():
-        what = "has no config.json" if Path(value).is_dir() else "does not exist"
-        raise ConfigError(f"the checkpoint folder {value} {what} (key {key}; a hub id is written owner/name)")
+        what = missing_config(value) if Path(value).is_dir() else "it does not exist"
+        raise ConfigError(f"the checkpoint folder {value}: {what} (key {key}; a hub id is written owner/name)")
 
 
 def alias_names(aliases: str, taken: Iterable[str]) -> list[str]:

@@ -12,6 +12,7 @@ from transformers import AutoConfig
 
 from orchestrator.core.context import Context
 from orchestrator.core.declarations import validate_config
+from orchestrator.core.deployment.checkpoint import check_same_tokens
 from orchestrator.core.deployment.config import ServingConfig
 from orchestrator.core.deployment.engine_manifest import served_checkpoint
 from orchestrator.core.messages.context import Delta, delta_of
@@ -83,11 +84,13 @@ def build_draft(config: ServingConfig, caller: ModelCaller) -> tuple[EngineThrea
 
 def load_draft(config: ServingConfig) -> DraftEngine:
     """Load the draft model, with a cache for as many tokens as the target's; raises ConfigError if it cannot serve."""
+    check_same_tokens(config.draft, config.target)
     draft, target = (read_pretrained(AutoConfig, model) for model in (config.draft, config.target))
     share = kv_numbers(draft.get_text_config()) / kv_numbers(target.get_text_config())
     memory_mb = max(math.ceil(config.kv_memory_mb * share), 1)
     measured = validate_config(MeasuredKeys, draft.to_dict(), f"{config.draft}/config.json").sharpness
-    paged = _load(config.draft, config.model_copy(update={"kv_memory_mb": memory_mb}), HiddenStates.NONE)
+    vocab_size = target.get_text_config().vocab_size
+    paged = _load(config.draft, config.model_copy(update={"kv_memory_mb": memory_mb}), HiddenStates.NONE, vocab_size)
     return DraftEngine(paged, Sharpness(measured.argmax, measured.sampled))
 
 
@@ -101,9 +104,9 @@ def _warm_up_delta(paged: PagedModel) -> Delta:
     return delta_of(Context([token % paged.model.vocab_size for token in range(8)]), 0, 1, cache_salt="warm-up")
 
 
-def _load(checkpoint: str, config: ServingConfig, features: HiddenStates) -> PagedModel:
+def _load(checkpoint: str, config: ServingConfig, features: HiddenStates, vocab_size: int = 0) -> PagedModel:
     check_device(config.device)
-    model = load_model(checkpoint, config.device, config.dtype, features, config.kernels)
+    model = load_model(checkpoint, config.device, config.dtype, features, config.kernels, vocab_size)
     pass_tokens = config.max_pass_tokens or (GPU_PASS_TOKENS if model.device.type == "cuda" else CPU_PASS_TOKENS)
     paged = PagedModel(model, config.kv_memory_mb, config.block_tokens, pass_tokens, config.prefix_sharing)
     if isinstance(model, NativeModel):

@@ -33,6 +33,10 @@ DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.
 #: Which forward pass computes a model on a CPU.
 Kernels = Literal["auto", "native", "torch"]
 REFUSED_ROPES = ("dynamic", "longrope")
+#: Quantized weights that transformers itself turns into plain ones (gpt-oss).
+READABLE_QUANTIZATIONS = ("mxfp4",)
+#: Tokens of the longest pass that is run at load (torch_engine.choose_threads).
+MIN_POSITIONS = 72
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -48,11 +52,13 @@ def load_model(
     dtype_name: str,
     features: HiddenStates = HiddenStates.NONE,
     kernels: Kernels = "torch",
+    vocab_size: int = 0,
 ) -> CausalModel | NativeModel:
     """Load a folder, hub id or GGUF file for our forward pass; raises ConfigError, with the reason, if that fails.
 
     kernels: auto = the native forward pass if it supports this model and machine and is right, else torch;
-    native = the native forward pass, or the reason why it cannot be used as a ConfigError.
+    native = the native forward pass, or the reason why it cannot be used as a ConfigError. vocab_size: rows that its
+    tables are to have, those of the target that it drafts for; 0 = its own.
     """
     device, dtype = torch.device(device_name), DTYPES[dtype_name]
     if dtype_name == "int8":
@@ -66,8 +72,15 @@ def load_model(
         raise native_refused(folder, f"it runs on a CPU, not on {device_name}")
     source = resolve(folder)
     config = read_pretrained(AutoConfig, source)
+    check_quantization(config, folder)
+    if (positions := config.get_text_config().max_position_embeddings) < MIN_POSITIONS:
+        raise ConfigError(
+            f"{folder}: the model's context is {positions} tokens (max_position_embeddings in config.json), at least "
+            f"{MIN_POSITIONS} are needed, which are checked and timed at load"
+        )
     check_supported(config.get_text_config(), folder)
     model = _load_stock(source, dtype)
+    fit_vocabulary(model, vocab_size)
     if not getattr(model, "_supports_attention_backend", False):
         raise ConfigError(
             f"{folder}: {type(model).__name__} does not let its attention be replaced (_supports_attention_backend)"
@@ -160,14 +173,46 @@ def _load_stock(source: str, dtype: torch.dtype) -> Any:
     """
     # There are no fused products of experts in float64.
     options = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
-    model, report = read_pretrained(
-        AutoModelForCausalLM, source, dtype=dtype, attn_implementation="eager", output_loading_info=True, **options
-    )
+    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, report = read_pretrained(AutoModelForCausalLM, source, dtype=dtype, attn_implementation="eager", **options)
+    for name, stored, expected in sorted(report["mismatched_keys"]):
+        raise ConfigError(
+            f"{source}: the tensor {name} is {list(stored)} in the weights and {list(expected)} by config.json; if the "
+            "vocabulary was resized, set vocab_size there to the rows of the weights"
+        )
     if missing := sorted(report["missing_keys"]):
         raise ConfigError(
             f"{source}: the checkpoint lacks {len(missing)} of the model's weights (the first: {missing[0]})"
         )
     return model
+
+
+def fit_vocabulary(model: Any, vocab_size: int) -> None:
+    """Give a draft model as many rows as its target has, whose tables may be padded to another size.
+
+    Rows beyond the target's are cut, so that no draft has such an id. Further ones are copies of the last row, which is
+    as improbable as the padding that it is itself.
+    """
+    num_rows = len(model.get_input_embeddings().weight)
+    if vocab_size in (0, num_rows):
+        return
+    model.resize_token_embeddings(vocab_size, mean_resizing=False)
+    for table in (model.get_input_embeddings(), model.get_output_embeddings()):
+        with torch.no_grad():
+            table.weight[num_rows:] = table.weight[min(num_rows, vocab_size) - 1]
+
+
+def check_quantization(config: PretrainedConfig, folder: str) -> None:
+    """Raise ConfigError for weights in a format of their own, which would need that format's library and kernels."""
+    found = getattr(config, "quantization_config", None)
+    if found is None:
+        return
+    method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
+    if str(method) not in READABLE_QUANTIZATIONS:
+        raise ConfigError(
+            f"{folder}: the weights are quantized ({method}, quantization_config in config.json), which is not read; "
+            "serve the original weights, or a GGUF file of the model"
+        )
 
 
 def check_supported(config: PretrainedConfig, folder: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -54,13 +57,16 @@ def read_checkpoint(source: str) -> Checkpoint:
     """Read a checkpoint: a folder, hub id or GGUF file; ConfigError names the file that is missing or broken."""
     config = read_json(source, "config.json")
     if config is None:
-        raise ConfigError(f"{source}: config.json is missing")
+        raise ConfigError(f"{source}: {missing_config(source)}")
     text_config = as_object(config.get("text_config", config), f"text_config in {source}/config.json")
     generation = read_json(source, "generation_config.json") or {}
-    eos = generation.get("eos_token_id", text_config.get("eos_token_id"))
+    named = (each["eos_token_id"] for each in (config, text_config) if each.get("eos_token_id") is not None)
+    eos = generation["eos_token_id"] if "eos_token_id" in generation else next(named, None)
     tokenizer_file = _find(source, "tokenizer.json")
     if tokenizer_file is None:
         raise ConfigError(f"{source}: tokenizer.json is missing (a fast tokenizer is needed)")
+    if "model_type" in config and not _Sizes.model_fields.keys() <= text_config.keys():
+        text_config = text_config | _resolved(source)
     sizes = validate_config(_Sizes, text_config, f"{source}/config.json")
     return Checkpoint(
         read_tokenizer(tokenizer_file),
@@ -70,6 +76,45 @@ def read_checkpoint(source: str) -> Checkpoint:
         estimated_parameters(text_config),
         str(tokenizer_file),
     )
+
+
+def check_same_tokens(draft: str, target: str) -> None:
+    """Raise ConfigError if two checkpoints have tokenizers in which an id or a token stands for different things.
+
+    A draft model without a tokenizer is taken to have the target's.
+    """
+    files = [_find(source, "tokenizer.json") for source in (draft, target)]
+    if None in files:
+        return
+    ours, theirs = (read_tokenizer(file).get_vocab() for file in files if file)
+    names = {token: name for name, token in theirs.items()}
+    for name, token in ours.items():
+        if theirs.get(name, token) != token or names.get(token, name) != name:
+            raise ConfigError(
+                f"the draft model {draft} has another tokenizer than the target {target}: the id {token} is {name!r} "
+                f"there, {names.get(token)!r} here (key draft; a draft model needs the target's tokenizer)"
+            )
+
+
+def missing_config(source: str) -> str:
+    """Return why a checkpoint without config.json cannot be served."""
+    adapter = read_json(source, "adapter_config.json")
+    if adapter is None:
+        return "config.json is missing"
+    return (
+        f"a PEFT adapter of {abbreviated(adapter.get('base_model_name_or_path'))}, not a model; merge it into its model "
+        "(merge_and_unload, then save_pretrained with the tokenizer) and serve the merged folder"
+    )
+
+
+def _resolved(source: str) -> dict[str, Any]:
+    """Return the numbers that a configuration implies; raises ConfigError if transformers cannot read it."""
+    command = [sys.executable, "-m", "runtime.models.resolved_config", source]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(done.stderr.strip().rpartition("\n")[2] or f"{source}/config.json cannot be read")
+    found: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
+    return found
 
 
 def _eos_ids(eos: Any, source: str) -> frozenset[int]:

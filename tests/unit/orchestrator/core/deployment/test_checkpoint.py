@@ -65,6 +65,38 @@ def test_checkpoint_eos_of_the_generation_config_goes_before_the_config_s(
     assert checkpoint(tmp_path, plain | config, generation).eos_ids == eos_ids
 
 
+@pytest.mark.parametrize(
+    ("above", "text", "eos_ids"), [(2, None, {2}), ([2, 5], 1, {2, 5}), (None, 1, {1}), (None, None, set())]
+)
+def test_checkpoint_eos_beside_a_text_config(tmp_path: Path, above: Any, text: Any, eos_ids: set[int]) -> None:
+    sizes = {"vocab_size": 64, "max_position_embeddings": 512}
+    assert (
+        checkpoint(tmp_path, {"eos_token_id": above, "text_config": sizes | {"eos_token_id": text}}).eos_ids == eos_ids
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "sizes"),
+    [
+        ({"model_type": "gpt2", "vocab_size": 64, "n_positions": 512}, (64, 512)),
+        ({"model_type": "gptj", "vocab_size": 64, "n_positions": 256, "n_embd": 32, "n_head": 4}, (64, 256)),
+        ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "hidden_size": 64}}, (262208, 131072)),
+    ],
+)
+def test_checkpoint_numbers_that_config_json_implies_are_those_of_transformers(
+    tmp_path: Path, config: dict[str, Any], sizes: tuple[int, int]
+) -> None:
+    read = checkpoint(tmp_path, config)
+    assert (read.vocab_size, read.max_positions) == sizes
+    assert read.num_parameters > 0
+
+
+def test_checkpoint_that_is_an_adapter_names_its_model_and_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "owner/base"}')
+    said = refusal(tmp_path)
+    assert "a PEFT adapter of 'owner/base', not a model; merge it" in said and "save_pretrained" in said
+
+
 LLAMA_2_7B = {
     "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008,
     "vocab_size": 32000,
