@@ -102,8 +102,8 @@ def missing_config(source: str) -> str:
     if adapter is None:
         return "config.json is missing"
     return (
-        f"a PEFT adapter of {abbreviated(adapter.get('base_model_name_or_path'))}, not a model; merge it into its model "
-        "(merge_and_unload, then save_pretrained with the tokenizer) and serve the merged folder"
+        f"a PEFT adapter of {abbreviated(adapter.get('base_model_name_or_path'))}, not a model; merge it into its "
+        "model (merge_and_unload, then save_pretrained with the tokenizer) and serve the merged folder"
     )
 
 
