@@ -202,7 +202,7 @@ def test_models_to_load_missing_or_empty_checkpoint_is_refused(tmp_path):
     repository = make_repository(tmp_path / "r", "target")
     with pytest.raises(ConfigError, match=r"does not exist \(key target"):
         models_to_load(ServingConfig(target=str(tmp_path / "none")), repository)
-    with pytest.raises(ConfigError, match=r"has no config\.json \(key target"):
+    with pytest.raises(ConfigError, match=r"config\.json is missing \(key target"):
         models_to_load(ServingConfig(target=str(tmp_path)), repository)
 
 
