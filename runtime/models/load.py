@@ -172,7 +172,7 @@ def _load_stock(source: str, dtype: torch.dtype) -> Any:
     Eager attention is the one kind that every family has, and the only one with softcap and sinks.
     """
     # There are no fused products of experts in float64.
-    options = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
+    options: dict[str, Any] = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
     options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
     model, report = read_pretrained(AutoModelForCausalLM, source, dtype=dtype, attn_implementation="eager", **options)
     for name, stored, expected in sorted(report["mismatched_keys"]):
