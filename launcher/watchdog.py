@@ -175,7 +175,7 @@ class Watchdog(threading.Thread):
             self.is_starting = True
             self._triton.kill()  # not SIGTERM: it would wait for the connections of idle clients
             self._python_models = set(change())
-            self._start(None)
+            self._start(None, retries=False)
             error = ServingError(self.failure) if self.failure else None
         except BaseException as raised:
             error = raised
@@ -199,10 +199,11 @@ class Watchdog(threading.Thread):
         finally:
             self._drain.cancel()
 
-    def _start(self, ended: str | None) -> None:
+    def _start(self, ended: str | None, retries: bool = True) -> None:
         """Start Triton, unless that has been done too often. ended: how and why it ended; None if that was our wish.
 
-        A failed start counts too, and another follows: a port may be taken briefly, or the new process killed at once.
+        A failed start counts too, and another follows if `retries`: a port may be taken briefly, or the new process
+        killed at once.
         """
         self.is_starting = True
         try:
@@ -216,6 +217,9 @@ class Watchdog(threading.Thread):
                     break
                 except (ServingError, OSError) as error:
                     ended = str(error)
+                    if not retries:
+                        self.failure = ended
+                        break
                     self._ended.wait(_RETRY_S)
             else:
                 self.failure = ended

@@ -125,7 +125,7 @@ def test_a_restart_that_fails_says_why_and_ends_the_watch(watched: Watched) -> N
     watched.dog.start()
     with pytest.raises(ServingError, match="model target: broken"):
         watched.dog.restart(list)
-    assert watched.dog.failure == "model target: broken"
+    assert watched.dog.failure == "model target: broken" and watched.triton.num_starts == 1
 
 
 @pytest.mark.parametrize(
