@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from launcher.log import print_error, print_event
 from launcher.server import REPOSITORY, Server
-from launcher.settings import Settings
+from launcher.settings import LauncherSettings
 from orchestrator.core.errors import ServingError
 
 _EPILOG = """\
@@ -41,10 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("config", nargs="?", default="serving.toml", help="the deployment (default: serving.toml)")
     parser.add_argument("--model-repository", default=REPOSITORY, metavar="FOLDER", help="Triton's model repository")
     options = parser.parse_args(arguments)
-    for name, meant in Settings.ignored(os.environ).items():
+    for name, meant in LauncherSettings.ignored(os.environ).items():
         print_error(f"warning: {name} is not read; set {meant}")
     try:
-        settings = Settings.from_environment(os.environ)
+        settings = LauncherSettings.from_environment(os.environ)
         server = Server(
             options.config,
             repository=options.model_repository,

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from launcher.log import print_error
-from launcher.settings import Settings, joined, reachable
+from launcher.settings import LauncherSettings, joined, reachable
 from orchestrator.core.deployment.drain_state import wait_until_idle
 from orchestrator.core.errors import ServingError
 
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cancel", action="store_true", help="accept requests again, and return")
     options = parser.parse_args(arguments)
     try:
-        settings = Settings.from_environment(os.environ)
+        settings = LauncherSettings.from_environment(os.environ)
         client = LauncherClient(settings.host, settings.health_port)
         if options.cancel:
             client.drain("DELETE")

@@ -52,7 +52,7 @@ def _one_line(why: str) -> str:
     return _WRAPPERS.sub("", " ".join(text.split()))
 
 
-class Follower:
+class LogFollower:
     """Reads the lines added to a file, and empties it when it grows long, which its writers, who append, do not notice.
 
     It is emptied only if all of it has been read. What is written in the microseconds between the check of its length

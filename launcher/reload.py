@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from launcher.drain import LauncherClient
 from launcher.log import print_error
-from launcher.settings import Settings
+from launcher.settings import LauncherSettings
 from orchestrator.core.errors import ServingError
 
 _EPILOG = """\
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit-s", type=float, default=300.0, metavar="S", help="how long to wait (default: 300)")
     options = parser.parse_args(arguments)
     try:
-        settings = Settings.from_environment(os.environ)
+        settings = LauncherSettings.from_environment(os.environ)
         status, text = LauncherClient(settings.host, settings.health_port).request("PUT", "/reload", options.limit_s)
     except ServingError as error:
         print_error(f"error: {error}")

@@ -16,18 +16,18 @@ from launcher.command import Launch, call_threads, stub_environment
 from launcher.deployment import PUBLIC, alias_names, load_deployment, python_models, write_aliases
 from launcher.health import HealthServer
 from launcher.probe import Probe, with_kernels
-from launcher.settings import Ports, Settings, free_ports, reachable
+from launcher.settings import LauncherSettings, Ports, free_ports, reachable
 from launcher.triton import find_triton
 from launcher.triton_process import TritonProcess
-from launcher.watchdog import Watchdog, reload_limit_s
+from launcher.watchdog import ProcessWatchdog, reload_limit_s
 from launcher.workfolder import WorkFolder
 from orchestrator.core.deployment.config import ServingConfig
-from orchestrator.core.deployment.drain_state import Drain, Request, finish_requests
+from orchestrator.core.deployment.drain_state import Drain, DrainAsker, finish_requests
 from orchestrator.core.deployment.stubs import living_stubs
 from orchestrator.core.errors import ServingError, abbreviated
 
 REPOSITORY = Path(__file__).resolve().parent.parent / "model_repository"
-DEFAULTS = Settings()
+DEFAULTS = LauncherSettings()
 # How long Triton may take to end. It waits while any client keeps a connection open, even an idle one.
 _EXIT_LIMIT_S = 5
 
@@ -79,7 +79,7 @@ class Server:
         self._config: ServingConfig | None = None
         self._work: WorkFolder | None = None
         self._triton: TritonProcess | None = None
-        self._watchdog: Watchdog | None = None
+        self._watchdog: ProcessWatchdog | None = None
         self._health: HealthServer | None = None
         self._reloading = threading.Lock()
         self._key = secrets.token_hex(16)
@@ -123,12 +123,12 @@ class Server:
             self.stop(keeps_log=not self.stop_requested)
             raise
         self.started_in_s = time.monotonic() - began_s
-        self._watchdog = Watchdog(
+        self._watchdog = ProcessWatchdog(
             triton,
             in_python,
             self._admin,
             probe,
-            Drain(work.state, Request.RESTART),
+            Drain(work.state, DrainAsker.RESTART),
             say=self._say,
             load_limit_s=reload_limit_s(self.started_in_s, self._ready_limit_s),
             stop_limit_s=self._stop_limit_s,
@@ -138,7 +138,7 @@ class Server:
 
     def wait(self) -> str | None:
         """Block while the server is well, passing on its log; return what ended it, None if a stop was requested."""
-        follower = log.Follower(self.log_path)
+        follower = log.LogFollower(self.log_path)
         while not self.stop_requested:
             if self._reload_requested:
                 self._reload_requested = False

@@ -114,7 +114,7 @@ def _seconds(default: int) -> Any:
     return Field(default, ge=1, le=24 * 3600, description=f"a whole number of seconds in 1..{24 * 3600}")
 
 
-class Settings(Declaration):
+class LauncherSettings(Declaration):
     """The settings; each key is the name of an environment variable in lower case, without its prefix.
 
     They have a prefix because other programs set the bare names: conda's compilers and tcsh set HOST.
@@ -136,7 +136,7 @@ class Settings(Declaration):
     stop_limit_s: int = _seconds(10)
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str]) -> Settings:
+    def from_environment(cls, environ: Mapping[str, str]) -> LauncherSettings:
         """Read the variables that are set; raises ConfigError for a wrong value."""
         texts = {key: text for key in cls.model_fields if (text := environ.get(variable(key)))}
         values = {key: parse_text(cls, key, text) for key, text in texts.items()}

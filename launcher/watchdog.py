@@ -46,7 +46,7 @@ def reload_limit_s(started_in_s: float, ready_limit_s: float) -> float:
     return min(ready_limit_s, max(_RELOAD_FACTOR * started_in_s, _RELOAD_AT_LEAST_S))
 
 
-class Watchdog(threading.Thread):
+class ProcessWatchdog(threading.Thread):
     """Reloads models whose process has died, and restarts Triton; gives up when that does not help.
 
     load_limit_s: how long reloading a model may take. stop_limit_s: how long running requests get before a restart that

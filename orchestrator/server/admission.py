@@ -11,10 +11,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from orchestrator.core.deployment.config import ServingConfig
-from orchestrator.core.deployment.slots import Share, Slots
+from orchestrator.core.deployment.slots import NO_LIMITS, Slots, TenantLimits
 from orchestrator.core.errors import QueueFull, SaltQueueFull
 from orchestrator.server.logs import request_name
 
@@ -31,31 +31,6 @@ POLL_S = 0.05
 NUM_ASKED = 100
 #: The keys of a deployment that limit what runs of one salt.
 LIMITS_OF_SALTS = ("max_running_per_salt", "max_running_tokens_per_salt")
-
-
-class TenantLimits(NamedTuple):
-    """The most that one tenant may have at once, None = all there is.
-
-    slots: running sequences. tokens: what they may come to, prompts and outputs together; a tenant of which nothing
-    runs may begin any request.
-    """
-
-    slots: int | None = None
-    tokens: int | None = None
-
-    @property
-    def are_set(self) -> bool:
-        """True if a tenant may be at its limit while there are free slots."""
-        return self.slots is not None or self.tokens is not None
-
-    def allow(self, held: Share, number: int, num_tokens: int) -> bool:
-        """Return whether a tenant that holds this may take `number` more slots, each for so many tokens."""
-        if self.slots is not None and held.slots + number > self.slots:
-            return False
-        return self.tokens is None or not held.slots or held.tokens + number * num_tokens <= self.tokens
-
-
-NO_LIMITS = TenantLimits()
 
 
 def tenant_limits(config: ServingConfig) -> TenantLimits:

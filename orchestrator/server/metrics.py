@@ -38,14 +38,14 @@ class Family:
         return tuple((f"{self.name}_{part}", "counter") for part in ("bucket", "sum", "count"))
 
 
-class Key(NamedTuple):
+class Series(NamedTuple):
     """A series: the name of its family on the port, and its labels in addition to the owner's."""
 
     name: str
     labels: tuple[tuple[str, str], ...] = ()
 
 
-Values = Mapping[Key, float]
+Values = Mapping[Series, float]
 
 FIRST_TOKEN_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 TOKEN_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -115,8 +115,8 @@ class MetricsExporter:
         self._kinds = {name: kind for name, kind, _ in parts}
         self._families = {name: pb.metric_family(name, kind, description) for name, kind, description in parts}
         self._labels = labels
-        self._series: dict[Key, Any] = {}
-        self._shown: dict[Key, float] = {}
+        self._series: dict[Series, Any] = {}
+        self._shown: dict[Series, float] = {}
         self._is_broken = False
         self._lock = threading.Lock()
 
@@ -135,7 +135,7 @@ class MetricsExporter:
                 self._is_broken = True
                 log.exception("the metrics of %s are no longer updated", self._labels)
 
-    def _set(self, key: Key, value: float) -> None:
+    def _set(self, key: Series, value: float) -> None:
         if key not in self._series:
             self._series[key] = pb.metric(self._families[key.name], self._labels | dict(key.labels))
         elif value == self._shown[key]:
@@ -156,28 +156,28 @@ def engine_values(status: EngineStatus) -> Values:
         "free": status.blocks_free,
         "total": status.blocks_total,
     }
-    return {Key("spec_kv_blocks", (("state", state),)): count for state, count in blocks.items()} | {
-        Key("spec_kv_cache_usage_ratio"): status.blocks_held / max(status.blocks_total, 1),
-        Key("spec_sequences"): status.num_sequences,
-        Key("spec_passes_total"): status.num_passes,
-        Key("spec_pass_requests_total"): status.num_calls,
-        Key("spec_pass_seconds_total"): status.pass_s,
-        Key("spec_preemptions_total"): status.num_preempted,
+    return {Series("spec_kv_blocks", (("state", state),)): count for state, count in blocks.items()} | {
+        Series("spec_kv_cache_usage_ratio"): status.blocks_held / max(status.blocks_total, 1),
+        Series("spec_sequences"): status.num_sequences,
+        Series("spec_passes_total"): status.num_passes,
+        Series("spec_pass_requests_total"): status.num_calls,
+        Series("spec_pass_seconds_total"): status.pass_s,
+        Series("spec_preemptions_total"): status.num_preempted,
     }
 
 
 def info_values(config: ServingConfig, kernels: str) -> Values:
     """Return the series whose labels say how an engine computes; kernels: what computes its passes."""
     named = {name: str(getattr(config, name)) for name in ("engine", "dtype", "device")} | {"kernels": kernels}
-    return {Key("spec_engine_info", tuple(named.items())): 1.0}
+    return {Series("spec_engine_info", tuple(named.items())): 1.0}
 
 
 def draft_values(counts: DraftCounts, is_open: bool) -> Values:
     """Return the values of the series for the calls to one drafter."""
     return {
-        Key("spec_draft_calls_total"): counts.num_calls,
-        Key("spec_draft_late_total"): counts.num_late,
-        Key("spec_draft_failed_total"): counts.num_failed,
-        Key("spec_draft_skipped_total"): counts.num_skipped,
-        Key("spec_draft_breaker_open"): float(is_open),
+        Series("spec_draft_calls_total"): counts.num_calls,
+        Series("spec_draft_late_total"): counts.num_late,
+        Series("spec_draft_failed_total"): counts.num_failed,
+        Series("spec_draft_skipped_total"): counts.num_skipped,
+        Series("spec_draft_breaker_open"): float(is_open),
     }

@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 
 from orchestrator.core.errors import QueueFull, RequestError, Unavailable
 from orchestrator.server.loop import SequenceState
-from orchestrator.server.metrics import REQUEST_FAMILIES, Key, MetricsExporter, Values
+from orchestrator.server.metrics import REQUEST_FAMILIES, MetricsExporter, Series, Values
 from orchestrator.server.text import FinishReason
 
 log = logging.getLogger(__name__)
@@ -54,20 +54,20 @@ class Totals:
     """Counters and histograms, added up; any thread may call it."""
 
     def __init__(self) -> None:
-        self._counters: dict[Key, float] = {}
-        self._histograms: dict[Key, _Histogram] = {}
+        self._counters: dict[Series, float] = {}
+        self._histograms: dict[Series, _Histogram] = {}
         self._names: dict[str, set[str]] = {}
         self._lock = threading.Lock()
 
     def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
         """Add to a counter."""
         with self._lock:
-            key = Key(name, tuple(labels.items()))
+            key = Series(name, tuple(labels.items()))
             self._counters[key] = self._counters.get(key, 0.0) + amount
 
     def observe(self, name: str, value: float, count: int = 1, **labels: str) -> None:
         """Add `count` observations of one value to a histogram."""
-        buckets, key = _BUCKETS[name], Key(name, tuple(labels.items()))
+        buckets, key = _BUCKETS[name], Series(name, tuple(labels.items()))
         with self._lock:
             if key not in self._histograms:
                 self._histograms[key] = _Histogram([0] * (len(buckets) + 1))
@@ -92,9 +92,9 @@ class Totals:
                 bounds = [f"{bound:g}" for bound in _BUCKETS[name]] + ["+Inf"]
                 cumulative = list(accumulate(histogram.counts))
                 for bound, count in zip(bounds, cumulative, strict=True):
-                    values[Key(f"{name}_bucket", (*labels, ("le", bound)))] = count
-                values[Key(f"{name}_sum", labels)] = histogram.total
-                values[Key(f"{name}_count", labels)] = cumulative[-1]
+                    values[Series(f"{name}_bucket", (*labels, ("le", bound)))] = count
+                values[Series(f"{name}_sum", labels)] = histogram.total
+                values[Series(f"{name}_count", labels)] = cumulative[-1]
             return values
 
 
@@ -138,7 +138,7 @@ class RequestMetrics:
 
     def report(self) -> None:
         """Show all values now."""
-        gauges = {Key(name): value for name, value in self._gauges().items()}
+        gauges = {Series(name): value for name, value in self._gauges().items()}
         self._exporter.show({**gauges, **self._totals.values()})
 
     def _report_often(self) -> None:

@@ -21,7 +21,7 @@ from gateway.fields import ChatFields, CompletionFields
 from gateway.parsing import parse
 from gateway.settings import SettingsError, read_settings
 from gateway.triton import to_request
-from launcher.settings import Settings
+from launcher.settings import LauncherSettings
 from orchestrator.core.deployment.checkpoint import read_checkpoint
 from orchestrator.core.deployment.config import load_config
 from orchestrator.core.deployment.engine_manifest import LLM_NAME, NAME, read_llm_manifest, read_manifest
@@ -130,7 +130,7 @@ def _environment(data: bytes) -> None:
     """Lines of NAME=value for the launcher and for the gateway."""
     lines = data.decode(errors="replace").replace("\0", "").split("\n")
     environ = {name: value for name, _, value in (line.partition("=") for line in lines) if name}
-    for reader in (Settings.from_environment, lambda found: read_settings({}, found)):
+    for reader in (LauncherSettings.from_environment, lambda found: read_settings({}, found)):
         try:
             reader(environ)
         except (ServingError, SettingsError):

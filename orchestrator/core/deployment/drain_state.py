@@ -18,7 +18,7 @@ _POLL_S = 0.1
 _NUM_IDLE_POLLS = 3
 
 
-class Request(StrEnum):
+class DrainAsker(StrEnum):
     """The file that asks for a drain; each of those who may ask has its own, so that none ends another's drain."""
 
     OPERATOR = "drain"
@@ -28,13 +28,13 @@ class Request(StrEnum):
 class Drain:
     """The drain of the deployment whose slots are in `folder`. request: who asks for it, or ends it, here."""
 
-    def __init__(self, folder: Path, request: Request = Request.OPERATOR) -> None:
+    def __init__(self, folder: Path, request: DrainAsker = DrainAsker.OPERATOR) -> None:
         self._folder, self._file = folder, folder / request
 
     @property
     def is_requested(self) -> bool:
         """True while anybody asks for the drain."""
-        return any((self._folder / request).exists() for request in Request)
+        return any((self._folder / request).exists() for request in DrainAsker)
 
     def begin(self) -> None:
         """Make the public models refuse new requests; those already accepted run to their end."""

@@ -30,6 +30,31 @@ class Share(NamedTuple):
     tokens: int = 0
 
 
+class TenantLimits(NamedTuple):
+    """The most that one tenant may have at once, None = all there is.
+
+    slots: running sequences. tokens: what they may come to, prompts and outputs together; a tenant of which nothing
+    runs may begin any request.
+    """
+
+    slots: int | None = None
+    tokens: int | None = None
+
+    @property
+    def are_set(self) -> bool:
+        """True if a tenant may be at its limit while there are free slots."""
+        return self.slots is not None or self.tokens is not None
+
+    def allow(self, held: Share, number: int, num_tokens: int) -> bool:
+        """Return whether a tenant that holds this may take `number` more slots, each for so many tokens."""
+        if self.slots is not None and held.slots + number > self.slots:
+            return False
+        return self.tokens is None or not held.slots or held.tokens + number * num_tokens <= self.tokens
+
+
+NO_LIMITS = TenantLimits()
+
+
 class Slots:
     """`count` slots, shared by all processes that are given the same folder; one thread at a time may call.
 

@@ -10,7 +10,7 @@ import yaml
 
 from gateway.settings import Settings as GatewaySettings
 from launcher.server import _EXIT_LIMIT_S
-from launcher.settings import Ports, Settings
+from launcher.settings import LauncherSettings, Ports
 from launcher.triton_process import _KILL_AFTER_S
 from orchestrator.core.deployment.config import ServingConfig
 from tests.unit.deploy.manifests import ROOT
@@ -33,7 +33,7 @@ def test_every_service_runs_confined_from_a_pinned_image_over_files_that_are_the
 
 def test_variables_are_settings_and_the_gateway_asks_the_server() -> None:
     variables = {key: str(value) for key, value in SERVICES["server"]["environment"].items()}
-    launcher = Settings.from_environment({k: v for k, v in variables.items() if not k.startswith("SERVING_")})
+    launcher = LauncherSettings.from_environment({k: v for k, v in variables.items() if not k.startswith("SERVING_")})
     assert all(
         key.removeprefix("SERVING_").lower() in ServingConfig.model_fields
         for key in variables

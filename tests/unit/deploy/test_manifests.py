@@ -20,7 +20,7 @@ from build.trtllm.versions import LLM_DEFAULT, find_llm_release
 from gateway.settings import Settings as GatewaySettings
 from launcher.drain import main as drain
 from launcher.server import _EXIT_LIMIT_S
-from launcher.settings import Ports, Settings
+from launcher.settings import LauncherSettings, Ports
 from launcher.triton_process import _KILL_AFTER_S
 from orchestrator.core.deployment.config import ServingConfig, load_config
 from tests.support.without_triton import imported
@@ -157,7 +157,7 @@ def test_ports_of_servers_are_those_of_the_launcher(name: str) -> None:
     assert found
     for where, _, container in found:
         variables = environment(container)
-        settings = Settings.from_environment({**variables, "SPECSERVE_HOST": "0.0.0.0"})
+        settings = LauncherSettings.from_environment({**variables, "SPECSERVE_HOST": "0.0.0.0"})
         ports = settings.ports()
         named = {port["name"]: port["containerPort"] for port in container["ports"]}
         named = {"grpc" if name == "h2c" else name: port for name, port in named.items()}
@@ -167,7 +167,7 @@ def test_ports_of_servers_are_those_of_the_launcher(name: str) -> None:
 
 @ALL
 def test_variables_are_settings_that_the_programs_know(name: str) -> None:
-    programs = {"SERVING_": ServingConfig, "GATEWAY_": GatewaySettings, "SPECSERVE_": Settings}
+    programs = {"SERVING_": ServingConfig, "GATEWAY_": GatewaySettings, "SPECSERVE_": LauncherSettings}
     others = {"TMPDIR", "HOME", "HF_HOME", "PLAN", "GPUS"}
     for where, pod in pods(name):
         for container in containers(pod):
@@ -182,7 +182,7 @@ def test_variables_are_settings_that_the_programs_know(name: str) -> None:
 def test_probes_ask_the_launcher_as_long_as_loading_may_take(name: str) -> None:
     handler = (ROOT / "launcher/health.py").read_text()
     for where, _, container in servers(name):
-        variables = Settings.from_environment(environment(container))
+        variables = LauncherSettings.from_environment(environment(container))
         ports = {port["name"]: port["containerPort"] for port in container["ports"]} | {8003: Ports().health}
         for probe, path in (("startupProbe", "/ready"), ("readinessProbe", "/ready"), ("livenessProbe", "/live")):
             asked = container[probe]["httpGet"]
@@ -205,7 +205,7 @@ def test_a_drain_fits_into_the_grace_period(name: str, monkeypatch: pytest.Monke
         pattern = r"sleep (\d+) && exec /opt/venv/bin/python -m launcher\.drain --limit-s (\d+)"
         words = re.fullmatch(pattern, hook)
         assert (shell, flag) == ("/bin/sh", "-c") and words, where
-        stop_limit_s = Settings.from_environment(environment(container)).stop_limit_s
+        stop_limit_s = LauncherSettings.from_environment(environment(container)).stop_limit_s
         needed_s = int(words[1]) + int(words[2]) + stop_limit_s + _EXIT_LIMIT_S + _KILL_AFTER_S
         assert needed_s < grace_s, where
     monkeypatch.setenv("SPECSERVE_HEALTH_PORT", "1")

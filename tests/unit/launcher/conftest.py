@@ -11,8 +11,8 @@ import pytest
 
 from launcher import watchdog as module
 from launcher.triton_process import StartError
-from launcher.watchdog import Watchdog
-from orchestrator.core.deployment.drain_state import Drain, Request
+from launcher.watchdog import ProcessWatchdog
+from orchestrator.core.deployment.drain_state import Drain, DrainAsker
 
 
 class ScriptedTriton:
@@ -78,9 +78,9 @@ class Watched:
 
     def __init__(self, folder: Path) -> None:
         self.triton, self.admin, self.probe = ScriptedTriton(), ScriptedAdmin(), ScriptedProbe()
-        self.drain = Drain(folder, Request.RESTART)
+        self.drain = Drain(folder, DrainAsker.RESTART)
         self.lines: list[str] = []
-        self.dog = Watchdog(
+        self.dog = ProcessWatchdog(
             self.triton,  # type: ignore[arg-type]
             ["target"],
             self.admin,  # type: ignore[arg-type]

@@ -48,7 +48,7 @@ def test_log_cause_is_one_line_without_traceback(text, cause):
 def test_log_follower_hands_out_complete_new_lines_once(tmp_path):
     path = tmp_path / "log"
     path.write_text("old\n")
-    follower = log.Follower(path)
+    follower = log.LogFollower(path)
     with path.open("a") as file:
         file.write("one\ntw")
         file.flush()
@@ -62,7 +62,7 @@ def test_log_follower_empties_a_long_file_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(log, "MAX_LOG_BYTES", 10)
     path = tmp_path / "log"
     path.touch()
-    follower = log.Follower(path)
+    follower = log.LogFollower(path)
     with path.open("ab", buffering=0) as file:
         file.write(b"a long line\nand")
         assert follower.new_text() == "a long line\n"
@@ -88,7 +88,7 @@ def test_log_follower_does_not_empty_a_file_that_it_has_not_read_to_its_end(tmp_
     monkeypatch.setattr(log, "MAX_LOG_BYTES", 10)
     path = tmp_path / "log"
     path.touch()
-    follower = log.Follower(path)
+    follower = log.LogFollower(path)
     path.write_text("a long line\n")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", lambda path, mode: Chatty(path, "r+"))

@@ -16,8 +16,8 @@ from launcher.__main__ import main
 from launcher.command import Launch
 from launcher.deployment import alias_names, load_deployment, models_to_load, write_aliases
 from launcher.drain import LauncherClient
-from launcher.log import Follower
-from launcher.settings import Ports, Settings, free_ports
+from launcher.log import LogFollower
+from launcher.settings import LauncherSettings, Ports, free_ports
 from launcher.triton import Triton, find_triton
 from orchestrator.core.deployment.config import CALL_THREADS, ENGINE_KEY, STATE_FOLDER, ServingConfig
 from orchestrator.core.errors import ConfigError
@@ -49,7 +49,7 @@ def test_free_ports_pass_over_those_in_use(monkeypatch):
 
 
 def test_ports_environment_is_read_and_zero_is_any():
-    ports = Settings.from_environment({"SPECSERVE_HTTP_PORT": "9000", "SPECSERVE_METRICS_PORT": "0"}).ports()
+    ports = LauncherSettings.from_environment({"SPECSERVE_HTTP_PORT": "9000", "SPECSERVE_METRICS_PORT": "0"}).ports()
     assert (ports.http, ports.grpc, ports.health) == (9000, 8001, 8003)
     assert ports.metrics > 0
 
@@ -60,12 +60,12 @@ def test_ports_bad_number_is_refused(text):
         ConfigError,
         match=rf"http_port must be a port in 0\.\.65535, got '?{text}'? \(environment variable SPECSERVE_HTTP_PORT\)",
     ):
-        Settings.from_environment({"SPECSERVE_HTTP_PORT": text})
+        LauncherSettings.from_environment({"SPECSERVE_HTTP_PORT": text})
 
 
 def test_ports_twice_the_same_is_refused():
     with pytest.raises(ConfigError, match="must differ"):
-        Settings.from_environment({"SPECSERVE_HTTP_PORT": "9000", "SPECSERVE_GRPC_PORT": "9000"}).ports()
+        LauncherSettings.from_environment({"SPECSERVE_HTTP_PORT": "9000", "SPECSERVE_GRPC_PORT": "9000"}).ports()
 
 
 def test_ports_taken_port_is_named():
@@ -88,7 +88,7 @@ def test_ports_address_of_another_machine_is_named(host):
 def test_settings_are_read_under_their_own_names_only(monkeypatch, capsys):
     """Other programs set the bare names: HOST is a platform in conda, and the machine's name in tcsh."""
     bare = {"HOST": "x86_64-conda-linux-gnu", "LOG_LEVEL": "debug", "HTTP_PORT": "80", "STOP_LIMIT_S": "5"}
-    assert Settings.from_environment(bare) == Settings()
+    assert LauncherSettings.from_environment(bare) == LauncherSettings()
     monkeypatch.setattr("launcher.__main__.Server", lambda config, **options: None)
     monkeypatch.setattr("launcher.__main__.signal.signal", lambda *_: None)
     monkeypatch.setattr("launcher.__main__._run", lambda server: 0)
@@ -124,7 +124,7 @@ def test_command_addresses_are_written_as_triton_reads_them(tmp_path):
 
 def test_time_limits_come_from_the_environment():
     def limits(environ):
-        settings = Settings.from_environment(environ)
+        settings = LauncherSettings.from_environment(environ)
         return settings.ready_limit_s, settings.stop_limit_s
 
     assert limits({"SPECSERVE_READY_LIMIT_S": ""}) == (180, 10)
@@ -137,7 +137,7 @@ def test_invalid_time_limit_is_refused(text):
         rf"stop_limit_s must be a whole number of seconds in 1\.\.86400, got '?{text}'? \(.* SPECSERVE_STOP_LIMIT_S\)"
     )
     with pytest.raises(ConfigError, match=message):
-        Settings.from_environment({"SPECSERVE_STOP_LIMIT_S": text})
+        LauncherSettings.from_environment({"SPECSERVE_STOP_LIMIT_S": text})
 
 
 def test_command_hands_the_time_limits_to_the_server(monkeypatch):
@@ -293,7 +293,7 @@ def test_a_log_that_cannot_be_read_for_a_moment_does_not_end_the_server(tmp_path
     (tmp_path / "log").write_text("")
     monkeypatch.setattr(Server, "log_path", tmp_path / "log")
     monkeypatch.setattr(Server, "failure", lambda _: None)
-    monkeypatch.setattr(Follower, "new_text", new_text)
+    monkeypatch.setattr(LogFollower, "new_text", new_text)
     assert server.wait() is None and said == ["a line"]
 
 
@@ -308,7 +308,7 @@ def test_what_the_launcher_says_has_the_time_and_a_line_of_triton_only_its_own(t
     (tmp_path / "log").write_text("")
     monkeypatch.setattr(Server, "log_path", tmp_path / "log")
     monkeypatch.setattr(Server, "failure", failure)
-    monkeypatch.setattr(Follower, "new_text", lambda _: f"{of_triton}\n")
+    monkeypatch.setattr(LogFollower, "new_text", lambda _: f"{of_triton}\n")
     before = datetime.now(UTC)
     assert server.wait() is None
     written = capsys.readouterr()

@@ -14,7 +14,7 @@ import pytest
 
 from build.trtllm.versions import find_release
 from gateway.settings import read_settings
-from launcher.settings import Ports, Settings
+from launcher.settings import LauncherSettings, Ports
 from native.compiling import LEVELS, LEVELS_VARIABLE
 from orchestrator.core.deployment.config import load_config
 
@@ -122,7 +122,7 @@ def test_image_is_what_the_documentation_says(file):
         settings = read_settings({}, env)
         assert exposed == [settings.port] and (settings.host, settings.tokenizer) == ("0.0.0.0", "/models/target")
     else:
-        settings = Settings.from_environment(env)
+        settings = LauncherSettings.from_environment(env)
         assert exposed == list(asdict(settings.ports()).values()) == list(asdict(Ports()).values())
         assert settings.host == "0.0.0.0"
         assert settings.ready_limit_s == {CPU: 180, TORCH: 600, TRTLLM: 1800}[file]

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.server.admission import NO_LIMITS, Admission, TenantLimits
+from orchestrator.core.deployment.slots import NO_LIMITS, TenantLimits
+from orchestrator.server.admission import Admission
 from tests.support.hanging import WAIT_S
 
 

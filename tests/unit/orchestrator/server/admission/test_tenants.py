@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
+from orchestrator.core.deployment.slots import TenantLimits
 from orchestrator.server import admission as module
-from orchestrator.server.admission import Admission, TenantLimits
+from orchestrator.server.admission import Admission
 from tests.support.admission import Crowd, ScriptedRequest, occupied
 from tests.support.hanging import WAIT_S, until
 
