@@ -11,7 +11,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.chat_template import ChatTemplates
@@ -108,25 +108,20 @@ def tool_use_of(fields: ChatFields, templates: ChatTemplates, parser: str) -> To
     )
 
 
-@dataclass
 class CallParser:
     """Splits an output, piece by piece, into content and calls; joined, the parts do not depend on the pieces.
 
     names: the tools that a bare object may call. num_calls: the calls begun.
     """
 
-    names: frozenset[str]
-    is_bare: bool
-    is_parallel: bool = True
-    num_calls: int = 0
-    _rest: str = ""
-    _num_sent: int = 0  # characters of the rest that have been passed on as arguments
-    _step: Callable[[bool], bool] = field(init=False)  # each returns whether another may follow at once
-    _content: list[str] = field(default_factory=list)
-    _calls: dict[int, dict[str, Any]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._step = self._text
+    def __init__(self, names: frozenset[str], is_bare: bool, is_parallel: bool = True) -> None:
+        self._names, self._is_bare, self._is_parallel = names, is_bare, is_parallel
+        self.num_calls = 0
+        self._rest = ""
+        self._num_sent = 0  # characters of the rest that have been passed on as arguments
+        self._step: Callable[[bool], bool] = self._text  # each returns whether another may follow at once
+        self._content: list[str] = []
+        self._calls: dict[int, dict[str, Any]] = {}
 
     def push(self, piece: str, is_last: bool = False) -> dict[str, Any]:
         """Return what a piece adds to a message: `content` and `tool_calls`, each absent if nothing."""
@@ -139,7 +134,7 @@ class CallParser:
 
     def _text(self, is_last: bool) -> bool:
         """Before a call."""
-        if self.is_bare:
+        if self._is_bare:
             stripped = self._rest.lstrip(" \t\r\n;" if self.num_calls else None)
             if stripped:
                 self._rest = stripped if stripped[0] == "{" else self._rest
@@ -160,7 +155,7 @@ class CallParser:
         """In a call, before its arguments."""
         if match := _HEAD.match(self._rest):
             name = json.loads(match[1], strict=False)
-            if self.is_bare and name not in self.names:
+            if self._is_bare and name not in self._names:
                 return self._become_plain()
             if self._rest[match.end()] != '"':  # some models write the object as a text
                 self._begin(name)
@@ -169,14 +164,14 @@ class CallParser:
         end, value = _value(self._rest.lstrip())
         if end:
             return self._take_whole(value, end + len(self._rest) - len(self._rest.lstrip()))
-        if is_last or (self.is_bare and len(self._rest) > _MAX_HEAD) or (not self.is_bare and _CLOSE in self._rest):
+        if is_last or (self._is_bare and len(self._rest) > _MAX_HEAD) or (not self._is_bare and _CLOSE in self._rest):
             return self._become_plain()
         return False
 
     def _take_whole(self, value: Any, end: int) -> bool:
         """Read a call whose name does not come first, or whose arguments are a text."""
         name = value.get("name") if isinstance(value, dict) else None
-        if not isinstance(name, str) or (self.is_bare and name not in self.names):
+        if not isinstance(name, str) or (self._is_bare and name not in self._names):
             return self._become_plain()
         arguments = value.get("arguments", value.get("parameters", {}))
         self._begin(name)
@@ -187,9 +182,9 @@ class CallParser:
     def _arguments(self, is_last: bool) -> bool:
         """In the arguments of a call, which are passed on as the model writes them."""
         end, _ = _value(self._rest)
-        if not end and not self.is_bare:
+        if not end and not self._is_bare:
             end = _mark_of_end(self._rest)  # for arguments that are no JSON
-        held = 0 if is_last or self.is_bare else _num_begun(self._rest, _CLOSE)
+        held = 0 if is_last or self._is_bare else _num_begun(self._rest, _CLOSE)
         until = end or len(self._rest) - held
         self._add_arguments(self._rest[self._num_sent : until])
         self._num_sent = max(until, self._num_sent)
@@ -199,9 +194,9 @@ class CallParser:
 
     def _tail(self, is_last: bool) -> bool:
         """In a call, behind its arguments."""
-        _, found, after = self._rest.partition("}" if self.is_bare else _CLOSE)
+        _, found, after = self._rest.partition("}" if self._is_bare else _CLOSE)
         if found:
-            self._rest, self._step = after, self._text if self.is_parallel else self._over
+            self._rest, self._step = after, self._text if self._is_parallel else self._over
         return bool(found)
 
     def _plain(self, is_last: bool) -> bool:
@@ -216,7 +211,7 @@ class CallParser:
         return False
 
     def _become_plain(self) -> bool:
-        self._rest = self._rest if self.is_bare else _OPEN + self._rest
+        self._rest = self._rest if self._is_bare else _OPEN + self._rest
         self._step = self._plain
         return True
 
