@@ -10,11 +10,11 @@ import numpy as np
 
 from auditor.confidence import CONFIDENCE, g_test, holm, max_total_variation, total_variation
 from auditor.equality import sampling_of
+from auditor.reference.distribution import log_p
 from auditor.reference_model import ReferenceModel
 from auditor.requests import Answer, AuditedSystem, AuditRequest, Options, ask_all
 from auditor.results import Result
 from orchestrator.core.arrays import FloatArray
-from orchestrator.core.sampling.distribution import log_p
 from orchestrator.core.sampling_params import Rule
 
 NUM_TOKENS = 3

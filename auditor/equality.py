@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from auditor.reference.distribution import sample
 from auditor.reference_model import ReferenceModel, perturbed
 from auditor.requests import Answer, AuditRequest, Options
 from auditor.results import Result
-from orchestrator.core.sampling.distribution import sample
 from orchestrator.core.sampling_params import Sampling
 
 #: The inputs of a request that are FP32 tensors and fields of Sampling.

@@ -8,16 +8,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from auditor.reference import noise as numpy_noise
 from auditor.results import Result
 from native.sampling import sampler
-from orchestrator.core import noise as numpy_noise
 from orchestrator.core.arrays import FloatArray
-from orchestrator.core.noise import MASK32, Stream
+from orchestrator.core.noise import MASK32, Stream, philox
 from runtime.engine.sampling import noise as torch_noise
 
 Ints = npt.NDArray[np.int64]
 
 NUM_KEYS = 100_000
+#: g is at most 37, and torch's log is within a few ulp.
+MAX_ROUNDING = 1e-12
 LAST_BITS = (1 << 52) - 1
 #: Random123's known answer for Philox4x32-10 with key and counter all zeros.
 ZEROS_KEY_WORDS = (0x6627E8D5, 0xE169C58D)
@@ -75,17 +77,15 @@ def _check_gumbel(result: Result, seed: int, places: Sequence[Ints]) -> None:
     expected = numpy_noise.gumbel(seed, position[0], tokens)
     at, of = torch.tensor(position[:1]), torch.from_numpy(tokens)
     key = torch.tensor([seed & MASK32]), torch.tensor([seed >> 32])
-    found = {"torch": torch_noise.gumbel(key, at, of).numpy()}
-    if (native := sampler()) is not None:
-        found["C++"] = native.noise([seed], position[:1].tolist(), tokens[None])[0]
-    for name, values in found.items():
-        num_other = int((values != expected).sum())
-        result.expect(f"numpy and {name} agree", f"seed {seed}, g", 0, num_other)
+    found = sampler().noise([seed], position[:1].tolist(), tokens[None])[0]
+    result.expect("numpy and C++ agree", f"seed {seed}, g", 0, int((found != expected).sum()))
+    far = np.abs(torch_noise.gumbel(key, at, of).numpy() - expected) > MAX_ROUNDING
+    result.expect("numpy and torch agree up to rounding", f"seed {seed}, g", 0, int(far.sum()))
 
 
 def _numpy_units(seed: int, places: Sequence[Ints], stream: Stream) -> FloatArray:
     position, token, epoch = (place.astype(np.uint64) for place in places)
-    word0, word1, _, _ = numpy_noise.philox(seed, (position, token, np.asarray(stream, np.uint64), epoch))
+    word0, word1, _, _ = philox(seed, (position, token, np.asarray(stream, np.uint64), epoch))
     return numpy_noise.unit(word0 << np.uint64(20) | word1 >> np.uint64(12))
 
 

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from auditor.reference.decoding import decide, process_tree_logits
 from auditor.reported_steps import ReportedSequence, ReportedStep
 from benchmarks.stock_model import StockModel
+from orchestrator.core.accept import AcceptedPath
 from orchestrator.core.arrays import BoolArray, FloatArray
 from orchestrator.core.deployment.checkpoint import read_checkpoint
-from orchestrator.core.sampling.accept import AcceptedPath
-from orchestrator.core.sampling.grammar import Grammars
-from orchestrator.core.sampling.reference import decide, process_tree_logits
+from orchestrator.core.grammar import Grammars
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 

@@ -6,14 +6,15 @@ import numpy as np
 
 from auditor.confidence import CONFIDENCE, max_error_rate
 from auditor.equality import FLOATS
+from auditor.reference.elementary import log
+from auditor.reference.noise import gumbel
 from auditor.reference_model import ReferenceModel, Replay
 from auditor.reported_steps import ReportedSequence, ReportedStep, read_steps
 from auditor.requests import Answer, AuditRequest, Options
 from auditor.results import Result
+from orchestrator.core.accept import AcceptedPath
 from orchestrator.core.context import Context
-from orchestrator.core.elementary import log
-from orchestrator.core.noise import Stream, gumbel
-from orchestrator.core.sampling.accept import AcceptedPath
+from orchestrator.core.noise import Stream
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.static_trees import MAX_DEPTH, MAX_WIDTH
 from orchestrator.core.types import Distribution

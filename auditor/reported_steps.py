@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.core.sampling.accept import AcceptedPath
-from orchestrator.core.sampling.sampled_drafts import check_q
+from orchestrator.core.accept import AcceptedPath
+from orchestrator.core.sampled_drafts import check_q
 from orchestrator.core.sampling_params import Grammar, LogitsOptions, Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from auditor.reference.distribution import log_softmax
 from auditor.reference_model import ReferenceModel
 from auditor.requests import Answer, AuditRequest
 from auditor.results import Result
-from orchestrator.core.sampling.distribution import log_softmax
 
 TORN = "\ufffd"
 #: Served dtype → tolerance of a log-probability: the public output is FP32, and rounding moves the logits.

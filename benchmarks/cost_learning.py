@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.replay import Deployment, Text, add_text_options, load_texts
+from orchestrator.core.accept import accept_coupled
 from orchestrator.core.context import Context
 from orchestrator.core.cost_model import Batch, CostModel, CostModels, Curve, PassCosts
 from orchestrator.core.drafting import Limits
-from orchestrator.core.sampling.accept import accept_coupled
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.tree import MAX_NODES, TokenTree

@@ -18,10 +18,10 @@ import numpy as np
 
 from benchmarks.cost_learning import COSTS, DRIFT, DRIFT_PASSES, NOISE, measured
 from benchmarks.replay import Deployment, Text, add_text_options, load_texts
+from orchestrator.core.accept import accept_coupled
 from orchestrator.core.context import Context
 from orchestrator.core.cost_model import CostModel
 from orchestrator.core.proposal import Budget
-from orchestrator.core.sampling.accept import accept_coupled
 from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import PassLoad

@@ -18,12 +18,12 @@ import numpy as np
 
 from benchmarks.deployment import CONFIG
 from benchmarks.traffic import read_prompts
+from orchestrator.core.accept import accept_coupled
 from orchestrator.core.context import Context
 from orchestrator.core.deployment.checkpoint import read_checkpoint
 from orchestrator.core.deployment.config import load_config
 from orchestrator.core.methods import METHODS, PROPOSED
 from orchestrator.core.proposal import Budget, Proposer
-from orchestrator.core.sampling.accept import accept_coupled
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import Acceptance
 from orchestrator.drafting.dependencies import ProposerDependencies

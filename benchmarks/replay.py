@@ -25,7 +25,6 @@ from orchestrator.core.deployment.checkpoint import Checkpoint, read_checkpoint
 from orchestrator.core.deployment.config import ServingConfig, load_config
 from orchestrator.core.drafting import Limits
 from orchestrator.core.proposal import Proposer
-from orchestrator.core.sampling.accept import accept_coupled
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import Acceptance
 from orchestrator.drafting.dependencies import ProposerDependencies

@@ -18,7 +18,7 @@ from build.corpus import load_corpus
 from build.errors import BuildError, run_command
 from build.tokenizer import load_tokenizer
 from build.workspace import MODELS
-from orchestrator.core.sampling.sampled_drafts import MAX_CANDIDATES
+from orchestrator.core.sampled_drafts import MAX_CANDIDATES
 from orchestrator.drafting.tables import MAX_ORDER, Level, Tables, save_tables, vocabulary_of
 
 Ids = npt.NDArray[np.int64]

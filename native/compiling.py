@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.core.errors import first_line
+from orchestrator.core.errors import ConfigError, first_line
 
 #: Without contraction, a product and a sum are fused only where the code says so: all builds round alike.
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
@@ -42,8 +42,8 @@ _TARGETS = {
 }
 
 
-class Unbuilt(Exception):
-    """A library cannot be built or loaded here; the message says why."""
+class Unbuilt(ConfigError):
+    """The native library cannot be built or loaded here; the message says why."""
 
 
 @dataclass(frozen=True)

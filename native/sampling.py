@@ -1,9 +1,8 @@
-"""Sampling in C++ for all rows of a pass, bit for bit as in `orchestrator/core/sampling`, the reference."""
+"""Sampling in C++ for all rows of a pass (docs/wire.md, Arithmetic; the reference: `auditor/reference/`)."""
 
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Sequence
 from ctypes import Structure, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from functools import cache
@@ -13,16 +12,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from native.compiling import NativeLibrary, Unbuilt
+from native.compiling import NativeLibrary
 from native.failures import check
 from orchestrator.core.arrays import FloatArray, IdArray
 from orchestrator.core.errors import EngineError
-from orchestrator.core.noise import Stream
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution
-
-log = logging.getLogger(__name__)
 
 LIBRARY = NativeLibrary(
     "sampling",
@@ -109,11 +105,10 @@ class Sampler:
         self._log_probs.argtypes = [c_void_p, c_size_t, c_size_t, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p]
         self._top_ids = library.sampling_top_ids
         self._top_ids.argtypes = [c_void_p, c_size_t, c_size_t, c_size_t, c_void_p]
-        for function in (self._verify, self._log_p, self._log_probs, self._top_ids):
-            function.restype = c_char_p
         self._draw = library.sampling_draw
-        self._draw.argtypes = [c_void_p, c_void_p, c_size_t, *[c_uint64] * 4]
-        self._draw.restype = c_size_t
+        self._draw.argtypes = [c_void_p, c_void_p, c_size_t, *[c_uint64] * 4, c_size_t, c_void_p]
+        for function in (self._verify, self._log_p, self._log_probs, self._top_ids, self._draw):
+            function.restype = c_char_p
         self._elementary = {name: getattr(library, f"sampling_{name}") for name in ("log", "exp")}
         for function in self._elementary.values():
             function.argtypes, function.restype = [c_void_p, c_size_t, c_void_p], None
@@ -124,7 +119,7 @@ class Sampler:
     def verify(self, steps: Sequence[Step], vocab_size: int, num_threads: int = 1) -> list[Verified]:
         """Decide every step by its own rule; `Rule.ENGINE` counts as `coupled`.
 
-        Invariant: each result equals that of `orchestrator.core.sampling.reference.decide`, and
+        Invariant: each result equals that of `auditor.reference.decoding.decide`, and
         depends only on its own step.
         """
         if not steps:
@@ -208,20 +203,26 @@ class Sampler:
         check(self._top_ids(requests, num_rows, vocab_size, num_top, ids.ctypes.data), "sampling")
         return ids
 
-    def draw(self, q: Distribution, seed: int, position: int, stream: Stream, epoch: int) -> int:
-        """Return the token of argmax(log q + noise); ties go to the lowest id."""
+    def draw(self, q: Distribution, seed: int, position: int, stream: int, epoch: int, count: int = 1) -> IdArray:
+        """Return `count` tokens drawn from q without replacement, in order: those with the largest log q + noise.
+
+        Ties go to the lowest id. Returns (k,) int32, k ≤ count: q may have fewer tokens.
+        """
         ids, weights = np.ascontiguousarray(q.ids, np.int32), np.ascontiguousarray(q.weights, np.float32)
-        place = self._draw(ids.ctypes.data, weights.ctypes.data, len(ids), seed, position, int(stream), epoch)
-        if place == len(ids):
-            raise EngineError(f"native code has no memory to draw one of {place} tokens")
-        return int(ids[place])
+        drawn = np.empty(min(count, len(ids)), np.int32)
+        key = seed & SEED_MASK, position, stream, epoch
+        check(
+            self._draw(ids.ctypes.data, weights.ctypes.data, len(ids), *key, len(drawn), drawn.ctypes.data), "sampling"
+        )
+        tokens: IdArray = ids[drawn]
+        return tokens
 
     def log(self, x: FloatArray) -> FloatArray:
-        """Return `orchestrator.core.elementary.log` of an array."""
+        """Return log x within 1 ulp, the same bits on every machine: −∞ of 0, nan of a negative number."""
         return self._applied("log", x)
 
     def exp(self, x: FloatArray) -> FloatArray:
-        """Return `orchestrator.core.elementary.exp` of an array."""
+        """Return exp x for x ≤ 0 within 1 ulp, the same bits on every machine; 0 below −708."""
         return self._applied("exp", x)
 
     def _applied(self, name: str, x: FloatArray) -> FloatArray:
@@ -239,13 +240,9 @@ class Sampler:
 
 
 @cache
-def sampler() -> Sampler | None:
-    """Return the native functions; None, with a warning, where they cannot be built."""
-    try:
-        return Sampler(LIBRARY.load())
-    except Unbuilt as error:
-        log.warning("sampling is not compiled, and therefore slower: %s", error)
-        return None
+def sampler() -> Sampler:
+    """Return the native functions; raises Unbuilt where they cannot be built or loaded."""
+    return Sampler(LIBRARY.load())
 
 
 def requests_of(samplings: Sequence[Sampling]) -> Requests:

@@ -14,7 +14,7 @@ _PRODUCTS = ("auditor", "benchmarks", "build", "clients", "gateway", "launcher",
 #: The packages and folders that serve → what each may import of them; whatever is not listed is an error.
 #: orchestrator/core is the ground floor, and native stands on it (docs/architecture.md, Layers).
 ALLOWED: dict[str, tuple[str, ...]] = {
-    "orchestrator/core": ("orchestrator/core", "native"),
+    "orchestrator/core": ("orchestrator/core",),
     "native": ("orchestrator/core", "native"),
     "orchestrator/drafting": ("orchestrator/core", "native", "orchestrator/drafting"),
     "orchestrator/server": ("orchestrator/core", "orchestrator/drafting", "orchestrator/server"),

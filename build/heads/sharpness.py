@@ -25,7 +25,7 @@ from build.heads.teacher_forcing import all_rows, draft_logits
 from build.heads.text import heads_text
 from build.losses import spread_windows
 from build.workspace import MODELS, Workspace
-from orchestrator.core.sampling.sampled_drafts import MAX_CANDIDATES
+from orchestrator.core.sampled_drafts import MAX_CANDIDATES
 from runtime.models.heads.checkpoint.checks import SHARPNESS
 from runtime.models.heads.checkpoint.load import load_head
 from runtime.models.heads.engines.ranking import CANDIDATES

@@ -1,4 +1,4 @@
-// From logits to the distribution p, one row at a time, bit for bit as in orchestrator/core/sampling/distribution.py.
+// From logits to the distribution p, one row at a time (docs/sampling.md; bit for bit that of auditor/reference).
 #pragma once
 
 #include <vector>

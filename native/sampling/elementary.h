@@ -1,5 +1,5 @@
 // log, exp and sums from float64 +, -, *, / and integer operations only, bit for bit as in
-// orchestrator/core/elementary.py (docs/wire.md, Arithmetic). Compile with -ffp-contract=off: no product and sum may be fused.
+// auditor/reference/elementary.py (docs/wire.md, Arithmetic). Compile with -ffp-contract=off: no product and sum may be fused.
 #pragma once
 
 #include <cstddef>

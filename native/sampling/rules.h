@@ -1,4 +1,4 @@
-// The acceptance rules of orchestrator/core/sampling/accept.py for one request's token tree, on as few rows as possible.
+// The acceptance rules (docs/losslessness.md) for one request's token tree, on as few rows as possible.
 #pragma once
 
 #include <vector>

@@ -6,6 +6,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <thread>
 #include <vector>
 
@@ -134,16 +135,21 @@ const char* sampling_top_ids(const Request* requests, size_t count, size_t vocab
   });
 }
 
-// The index of argmax(log q + noise), where q is the weights divided by their sum; `count` if there is no memory for it.
-// ids: ascending.
-size_t sampling_draw(const int32_t* ids, const float* weights, size_t count, uint64_t seed, uint64_t position,
-                     uint64_t stream, uint64_t epoch) {
-  return native::guarded_or(count, [&] {
-    std::vector<double> probs(weights, weights + count), scratch(count);
-    const double mass = total(probs.data(), count, scratch.data());
-    for (double& prob : probs) prob /= mass;
+// Write the indices of the num_drawn <= count largest log q + noise, the largest first and the first among equals, where q
+// is the weights divided by their sum: num_drawn draws without replacement. ids: the tokens of the weights.
+const char* sampling_draw(const int32_t* ids, const float* weights, size_t count, uint64_t seed, uint64_t position,
+                          uint64_t stream, uint64_t epoch, size_t num_drawn, int32_t* drawn) {
+  return native::guarded([&]() -> const char* {
+    if (num_drawn > count) return "more draws than tokens";
+    std::vector<double> scores(weights, weights + count), scratch(count);
+    const double mass = total(scores.data(), count, scratch.data());
     const Key key{seed, position, stream, epoch};
-    return race(key, probs.data(), ids, count, 1.0, [&](size_t i) { return log(probs[i]); });
+    for (size_t i = 0; i < count; ++i) scores[i] = log(scores[i] / mass) + gumbel(key, uint64_t(ids[i]));
+    std::vector<int32_t> order(count);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return scores[a] > scores[b]; });
+    std::copy_n(order.begin(), num_drawn, drawn);
+    return nullptr;
   });
 }
 

@@ -18,3 +18,16 @@ BoolArray = npt.NDArray[np.bool_]
 #: The inputs or outputs of a Triton model by name.
 Tensors = dict[str, npt.NDArray[Any]]
 Incoming = Mapping[str, npt.NDArray[Any]]
+
+
+def total(x: FloatArray) -> FloatArray:
+    """Return the sum over the last axis, which keeps length 1: the upper half is added to the lower, repeatedly.
+
+    The axis is treated as padded with zeros to the next power of two, so zeros at the end change nothing.
+    """
+    while (length := x.shape[-1]) > 1:
+        half = 1 << (length - 1).bit_length() - 1
+        low = x[..., :half].copy()
+        low[..., : length - half] += x[..., half:]
+        x = low
+    return x

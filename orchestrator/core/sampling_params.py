@@ -19,7 +19,7 @@ EPSILON, DELTA = as_float32(0.09), as_float32(0.3)
 
 
 class Rule(StrEnum):
-    """How drafts are accepted (orchestrator/core/sampling/accept.py). Only `typical` is lossy.
+    """How drafts are accepted (docs/losslessness.md, Rules). Only `typical` is lossy.
 
     `engine`: an engine that samples by itself (TensorRT-LLM) decides, with random numbers of its own. Its texts have
     the target's distribution, but for one seed, different drafts give different texts.
@@ -114,7 +114,7 @@ class Sampling:
 
     @property
     def needs_logits_processors(self) -> bool:
-        """True if logits are changed before the temperature (orchestrator/core/sampling/logits_processors.py)."""
+        """True if logits are changed before the temperature (docs/sampling.md)."""
         options = self.logits_options
         masked = options.grammar or options.allowed or options.bad_words or (self.min_tokens and options.end_ids)
         return bool(self.penalised or options.bias or masked)

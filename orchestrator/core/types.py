@@ -10,9 +10,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.core.arrays import Features, FloatArray, IdArray
+from orchestrator.core.arrays import Features, FloatArray, IdArray, total
 from orchestrator.core.context import Context
-from orchestrator.core.elementary import total
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 

@@ -8,10 +8,10 @@ from typing import Protocol
 
 from native.response_memory import NativeRecollection
 from orchestrator.core.context import Context
+from orchestrator.core.grammar_matcher import Matcher
 from orchestrator.core.messages.drafter import DrafterUse
 from orchestrator.core.methods import METHODS, Method
 from orchestrator.core.proposal import Budget, Proposer
-from orchestrator.core.sampling.grammar_matcher import Matcher
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.tree import MAX_NODES, TokenTree

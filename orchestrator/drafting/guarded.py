@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from functools import partial
 
 from orchestrator.core.context import Context
+from orchestrator.core.grammar_matcher import Matcher, legal_drafts
 from orchestrator.core.proposal import Budget, NativeDrafts, Proposal, Proposer, Step
-from orchestrator.core.sampling.grammar_matcher import Matcher
-from orchestrator.core.sampling.guided_drafts import legal_drafts
-from orchestrator.core.sampling.sampled_drafts import nodes_with_valid_q
+from orchestrator.core.sampled_drafts import nodes_with_valid_q
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import Field
 
+from native.draws import sample_draft, truncated
 from orchestrator.core.context import Context
 from orchestrator.core.errors import RequestError
 from orchestrator.core.proposal import Budget, Proposal, Proposer
-from orchestrator.core.sampling.sampled_drafts import draft_distribution, sample_draft, truncated
+from orchestrator.core.sampled_drafts import draft_distribution
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import Distribution
@@ -34,7 +35,7 @@ class Ngram(Proposer):
     """Samples a chain, token by token, from the tokens that followed the same context in counted text and responses.
 
     Invariant: over seeds, the token at node i is sampled from q[i − 1], with the noise of
-    `orchestrator.core.sampling.sampled_drafts`. At temperature 0 it is the most frequent one, the lowest id among
+    `native.draws`. At temperature 0 it is the most frequent one, the lowest id among
     equals.
     Costs O(order) lookups per token.
     Source: Leviathan et al. 2023, arXiv:2211.17192, section 3.6 (trivial approximation models).

@@ -10,10 +10,10 @@ from orchestrator.core.cost_model import PassCosts
 from orchestrator.core.deployment.checkpoint import Checkpoint
 from orchestrator.core.deployment.config import ServingConfig
 from orchestrator.core.deployment.engine_manifest import served_checkpoint
+from orchestrator.core.grammar import Grammars
+from orchestrator.core.grammar_matcher import Matcher
 from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.proposal import Proposer
-from orchestrator.core.sampling.grammar import Grammars
-from orchestrator.core.sampling.grammar_matcher import Matcher
 from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.drafting.adjacency import SharedMatrices

@@ -24,7 +24,7 @@ from pydantic import (
 
 from orchestrator.core.declarations import Declaration, fields_of, json_object, validate
 from orchestrator.core.errors import RequestError, abbreviated
-from orchestrator.core.sampling.grammar import MAX_GUIDE_BYTES
+from orchestrator.core.grammar import MAX_GUIDE_BYTES
 from orchestrator.core.sampling_params import DELTA, as_float32
 
 MAX_TEXT_BYTES = 4 << 20

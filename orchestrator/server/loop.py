@@ -106,7 +106,7 @@ def generate(sequence: SequenceState, steps: Steps, guard: Guard, emit: Emit) ->
     """Generate until the output finishes or `guard` returns a reason to stop; emit steps that arrive together at once.
 
     Invariant: under the rule `coupled`, the emitted tokens are those of
-    `orchestrator.core.sampling.reference.generate`, whatever the proposer (other rules: docs/sampling.md, Rules).
+    `auditor.reference.decoding.generate`, whatever the proposer (other rules: docs/sampling.md, Rules).
     Source: Leviathan et al. 2023, arXiv:2211.17192, Algorithm 1; trees: SpecInfer, arXiv:2305.09781.
     """
     output, statistics, chunk = sequence.output, sequence.statistics, Chunk("", [], [])

@@ -12,8 +12,8 @@ from orchestrator.core.deployment.checkpoint import Checkpoint
 from orchestrator.core.deployment.config import ServingConfig
 from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import ConfigError, RequestError
+from orchestrator.core.grammar import Grammars
 from orchestrator.core.methods import names_in
-from orchestrator.core.sampling.grammar import Grammars
 from orchestrator.core.sampling_params import Rule
 from orchestrator.core.types import StepOptions
 from orchestrator.drafting.parameters import WHERE

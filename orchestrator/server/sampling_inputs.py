@@ -5,10 +5,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Collection, Sequence
 
+import numpy as np
+
 from orchestrator.core.deployment.checkpoint import Checkpoint
 from orchestrator.core.errors import RequestError, abbreviated, unknown_name
-from orchestrator.core.sampling.grammar import KINDS
-from orchestrator.core.sampling.logits_processors import merged_bias
+from orchestrator.core.grammar import KINDS
 from orchestrator.core.sampling_params import EPSILON, OUR_RULES, Grammar, LogitsOptions, Rule, Sampling
 from orchestrator.server.inputs import MAX_BIASED, RequestInputs, check_count, check_ids
 
@@ -124,3 +125,11 @@ def _grammar(inputs: RequestInputs, end_ids: Collection[int]) -> Grammar | None:
     if not end_ids:
         raise RequestError("a grammar needs an end: with ignore_eos there must be stop_ids (input ignore_eos)")
     return Grammar(kind, guide)
+
+
+def merged_bias(pairs: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """Return one (id, weight) pair per id: the sum of its weights, rounded to float32 as on the wire."""
+    weights: dict[int, float] = {}
+    for token, weight in pairs:
+        weights[token] = float(np.float32(weights.get(token, 0.0) + weight))
+    return tuple(weights.items())

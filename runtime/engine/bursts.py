@@ -10,7 +10,6 @@ import math
 from functools import cache
 from typing import NamedTuple
 
-from native.sampling import sampler
 from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.proposal import Proposal, Step
 from orchestrator.core.sampling_params import Rule
@@ -51,7 +50,7 @@ def kind_of(call: StepCall) -> Kind:
         return Kind.PROMPT
     if draft_of(call).tree.num_nodes > STEP_TOKENS:
         return Kind.LARGE
-    return Kind.NATIVE if sampler() and is_native(call.request) else Kind.PYTHON
+    return Kind.NATIVE if is_native(call.request) else Kind.PYTHON
 
 
 def parts_of(planned: Planned) -> list[Part[tuple[StepCall, Segment]]]:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from native.chains import NativeChain
+from native.draws import sample_draft
 from orchestrator.core.context import Context
 from orchestrator.core.messages.drafter import DraftRequest
-from orchestrator.core.sampling.sampled_drafts import sample_draft
 from orchestrator.core.sampling_params import Rule
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import DraftResponse

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from native.chains import NativeChain
 from native.sampling import sampler
+from orchestrator.core.accept import AcceptedPath
 from orchestrator.core.errors import RequestError, ServingError
-from orchestrator.core.sampling.accept import AcceptedPath
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import MAX_FEATURE_ROWS, Acceptance, HiddenStates, StepOptions
 from runtime.engine.calls import EngineCall, Progress, Request

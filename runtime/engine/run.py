@@ -13,12 +13,11 @@ from orchestrator.core.arrays import BoolArray
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Drafting
 from orchestrator.core.errors import EngineError, ServingError, Unavailable, UnknownSequence
+from orchestrator.core.grammar_matcher import Matcher, legal_drafts
 from orchestrator.core.messages.context import delta_of
 from orchestrator.core.messages.run import RunOptions
 from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.proposal import Proposal, Proposer, Step
-from orchestrator.core.sampling.grammar_matcher import Matcher
-from orchestrator.core.sampling.guided_drafts import legal_drafts
 from orchestrator.core.types import Acceptance, StepOptions
 from runtime.engine.calls import BurstRequest, GuidedStep
 from runtime.engine.target_thread import TargetThread

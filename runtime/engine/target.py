@@ -158,8 +158,8 @@ class TargetEngine(PagedEngine[StepRequest]):
 
     def _burst(self, planned: Planned, limit_s: float) -> Decoding | None:
         """Return the burst that native code can run for these calls until limit_s is over; None if it cannot."""
-        native, model, now_s = sampler(), self.paged.model, time.monotonic()
-        if native is None or not isinstance(model, NativeModel):
+        model, now_s = self.paged.model, time.monotonic()
+        if not isinstance(model, NativeModel):
             return None
         parts = [each for call, segment in planned if (each := bursts.burst_of(call, segment, now_s))]
         continuations = [each.continuation for each in parts]
@@ -171,7 +171,7 @@ class TargetEngine(PagedEngine[StepRequest]):
             call.opened.reserve_up_to(segment.last + ahead - 1)
         return Decoding(
             requests_of([call.request.sampling for call, _ in planned]),
-            native.verify_address,
+            sampler().verify_address,
             continuations,
             min(MAX_STEPS, *(each.max_steps for each in parts)),
             min(limit_s, *(each.limit_s for each in parts)),

@@ -18,10 +18,10 @@ from typing import TypeVar
 from orchestrator.core.context import Context
 from orchestrator.core.cost_model import PassCosts
 from orchestrator.core.errors import EngineError, RequestError, ServingError, Unavailable, UnknownSequence
+from orchestrator.core.grammar import Grammars
+from orchestrator.core.grammar_matcher import Matcher
 from orchestrator.core.messages.context import Delta
 from orchestrator.core.messages.target import StepRequest
-from orchestrator.core.sampling.grammar import Grammars
-from orchestrator.core.sampling.grammar_matcher import Matcher
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.worker_pool import WorkerPool
 from runtime.engine.calls import Engine, GuidedStep, Reply

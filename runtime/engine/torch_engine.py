@@ -15,10 +15,10 @@ from orchestrator.core.declarations import validate_config
 from orchestrator.core.deployment.checkpoint import check_same_tokens
 from orchestrator.core.deployment.config import ServingConfig
 from orchestrator.core.deployment.engine_manifest import served_checkpoint
+from orchestrator.core.grammar import Grammars
 from orchestrator.core.messages.context import Delta, delta_of
 from orchestrator.core.messages.drafter import DraftRequest
 from orchestrator.core.messages.target import StepRequest
-from orchestrator.core.sampling.grammar import Grammars
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import HiddenStates, StepOptions

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from orchestrator.core.accept import AcceptedPath
 from orchestrator.core.arrays import BoolArray
 from orchestrator.core.context import Context
-from orchestrator.core.sampling.accept import AcceptedPath
 from runtime.engine.sampling.accept import AcceptInput
 from runtime.engine.sampling.changes import processed
 from runtime.engine.sampling.logits_processors import LogitsProcessors

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from native.compiling import Unbuilt
 from orchestrator.core.deployment.gguf_file import is_gguf
 from orchestrator.core.errors import ConfigError, first_line
 from orchestrator.core.types import HiddenStates
@@ -141,7 +140,7 @@ def _native(model: Any, features: HiddenStates, folder: str, kernels: Kernels, q
             expected = stock_log_probs(stock)
         check_against_stock(native, expected, folder)
         check_bits(native, folder)
-    except (Unsupported, Unbuilt, ConfigError) as error:
+    except (Unsupported, ConfigError) as error:
         if kernels == "native":
             raise native_refused(folder, str(error)) from error
         level = logging.INFO if isinstance(error, Unsupported) else logging.WARNING

@@ -26,6 +26,7 @@ from orchestrator.core.deployment.checkpoint import read_checkpoint
 from orchestrator.core.deployment.config import load_config
 from orchestrator.core.deployment.engine_manifest import LLM_NAME, NAME, read_llm_manifest, read_manifest
 from orchestrator.core.errors import ServingError
+from orchestrator.core.grammar import Grammars
 from orchestrator.core.messages.checks import (
     check_acceptance,
     check_draft,
@@ -38,7 +39,6 @@ from orchestrator.core.messages.context import Delta, Release
 from orchestrator.core.messages.drafter import DraftRequest
 from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.proposal import Proposal, Step
-from orchestrator.core.sampling.grammar import Grammars
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, DraftResponse, StepOptions

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
+from auditor.reference.distribution import log_p, log_softmax, sample
 from auditor.settings import SETTINGS, inputs_of
 from launcher import Server
 from orchestrator.core.context import Context
+from orchestrator.core.grammar_matcher import Matcher
 from orchestrator.core.noise import child_seed
 from orchestrator.core.proposal import Budget
-from orchestrator.core.sampling.distribution import log_p, log_softmax, sample
-from orchestrator.core.sampling.grammar_matcher import Matcher
 from orchestrator.core.sampling_params import Grammar, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.drafting.prompt_lookup import PromptLookup, PromptLookupConfig

@@ -10,9 +10,9 @@ from typing import Any
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import ServingError
+from orchestrator.core.grammar import Grammars
 from orchestrator.core.messages.context import delta_of
 from orchestrator.core.messages.target import StepRequest
-from orchestrator.core.sampling.grammar import Grammars
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, HiddenStates, StepOptions

@@ -15,7 +15,7 @@ Outcome = TypeVar("Outcome", bound=Hashable)
 class Branch:
     """One run of a procedure: earlier choices are replayed, new ones take their first possible outcome.
 
-    Implements `orchestrator.core.sampling.accept.NoiseSource`, and samples drafts for the tests.
+    Implements `auditor.reference.rules.NoiseSource`, and samples drafts for the tests.
     """
 
     def __init__(self, replayed: list[int]) -> None:

@@ -1,7 +1,7 @@
 """Checks that a text is the target's own: compares its tokens with stock transformers, and measures differences.
 
 docs/protocol.md, Equality. At temperature 0 the oracle is `generate` of transformers; above, it is the keyed
-noise added to the stock model's log p (orchestrator/core/sampling/distribution.py), position by position.
+noise added to the stock model's log p (auditor/reference/distribution.py), position by position.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 from tokenizers import Tokenizer
 
 from auditor.equality import first_difference
+from auditor.reference.distribution import log_p, sample
+from auditor.reference.noise import gumbel
 from auditor.settings import inputs_of
 from benchmarks.stock_model import StockModel
 from benchmarks.traffic import Prompt
-from orchestrator.core.noise import gumbel
-from orchestrator.core.sampling.distribution import log_p, sample
 from orchestrator.core.sampling_params import Sampling
 from tests.support.client_pool import Answer, ClientPool, ask
 
@@ -107,7 +107,7 @@ class Oracle:
     def target_tokens(self, text: str, tokens: Sequence[int], sampling: Sampling) -> list[int]:
         """Return the token that the reference picks at each position of `tokens`, given those before it.
 
-        Invariant: equals `tokens` if and only if `orchestrator.core.sampling.reference.generate` generates them.
+        Invariant: equals `tokens` if and only if `auditor.reference.decoding.generate` generates them.
         """
         prompt = self.encode(text)
         output = self._stock.model(torch.tensor([[*prompt, *tokens]]), use_cache=False)

@@ -14,13 +14,13 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from auditor.reference.decoding import generate
+from auditor.reference.distribution import sample
+from auditor.reference.noise import gumbel
+from orchestrator.core.accept import AcceptedPath, accept_coupled
 from orchestrator.core.arrays import FloatArray
 from orchestrator.core.context import Context
-from orchestrator.core.noise import gumbel
 from orchestrator.core.proposal import Budget, Proposer
-from orchestrator.core.sampling.accept import AcceptedPath, accept_coupled
-from orchestrator.core.sampling.distribution import sample
-from orchestrator.core.sampling.reference import generate
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance

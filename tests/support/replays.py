@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from orchestrator.core.accept import accept_coupled
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
-from orchestrator.core.sampling.accept import accept_coupled
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.types import Acceptance, PassLoad

@@ -13,10 +13,10 @@ from orchestrator.core.context import Context
 from orchestrator.core.deployment.checkpoint import read_checkpoint
 from orchestrator.core.deployment.config import ServingConfig
 from orchestrator.core.errors import ServingError
+from orchestrator.core.grammar import Grammars
 from orchestrator.core.messages.context import delta_of
 from orchestrator.core.messages.drafter import DraftRequest
 from orchestrator.core.proposal import Budget
-from orchestrator.core.sampling.grammar import Grammars
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import NO_HEAD_INPUT, DraftResponse, HeadInput
 from orchestrator.drafting.dependencies import ProposerDependencies

@@ -14,10 +14,10 @@ import torch
 from tokenizers import Tokenizer
 from tritonclient.grpc import InferResult, service_pb2_grpc
 
+from auditor.reference.decoding import Legal, generate
 from benchmarks.stock_model import StockModel
 from launcher import Server
-from orchestrator.core.sampling.grammar import Grammars
-from orchestrator.core.sampling.reference import Legal, generate
+from orchestrator.core.grammar import Grammars
 from orchestrator.core.sampling_params import Grammar, LogitsOptions, Sampling
 from tests.support import clients
 from tests.support.clients import Http, infer_request
@@ -130,7 +130,7 @@ class Option(NamedTuple):
 
 
 class Truth:
-    """`orchestrator.core.sampling.reference.generate` over the stock model in float64."""
+    """`auditor.reference.decoding.generate` over the stock model in float64."""
 
     def __init__(self, num_threads: int = 1) -> None:
         torch.set_num_threads(num_threads)  # on a busy machine two spinning threads per process are slower than one

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from auditor.reference.decoding import decide, process_tree_logits
+from auditor.reference.distribution import log_softmax, sample
+from auditor.reference.noise import uniform
 from orchestrator.core.arrays import FloatArray, IdArray
 from orchestrator.core.context import Context
-from orchestrator.core.noise import Stream, uniform
-from orchestrator.core.sampling.distribution import log_softmax, sample
-from orchestrator.core.sampling.reference import decide, process_tree_logits
+from orchestrator.core.noise import Stream
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, StepOptions

@@ -18,7 +18,7 @@ from orchestrator.core.messages.drafter import DraftRequest
 from orchestrator.core.messages.run import RunOptions, TakeSteps
 from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.proposal import Step
-from orchestrator.core.sampling.sampled_drafts import MAX_CANDIDATES, check_q
+from orchestrator.core.sampled_drafts import MAX_CANDIDATES, check_q
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.static_trees import MAX_WIDTH
 from orchestrator.core.tree import MAX_NODES, TokenTree

@@ -1,4 +1,4 @@
-"""The acceptance rules of `orchestrator/core/sampling/accept.py` in torch, for the trees of many requests at once.
+"""The rules `rejection`, `block` and `typical` on a GPU (torch), for the trees of many requests at once.
 
 Under every rule, a node's acceptance probability does not depend on the decisions at other nodes, and each row of p
 can be turned into the residual that the next token is sampled from if the path ends there. So all nodes are decided
@@ -19,12 +19,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from orchestrator.core.accept import AcceptedPath, longest_path
 from orchestrator.core.noise import Stream
-from orchestrator.core.sampling.accept import AcceptedPath, longest_path
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution
-from runtime.engine.sampling.elementary import exp, log, total
 from runtime.engine.sampling.noise import draw, seed_words, uniform
 from runtime.engine.staging import staged
 
@@ -65,19 +64,20 @@ def accepted_paths(inputs: Sequence[AcceptInput], log_p: Tensor) -> list[Accepte
     """Return the accepted path of every input under its own rule, which is not `coupled`.
 
     log_p: (rows, V) float64, root and nodes 1…m of each input in turn, not changed; a greedy row is 0 at one token.
-    Invariant: each path equals the reference's with `KeyedNoise(seed, prefix_len)` and depends only on its own input.
+    Invariant: each path depends only on its own input, and is that of `native/sampling/rules.cpp` unless rounding below
+    1e-12 decides.
     """
     if not inputs:
         return []
-    nodes, p = _Nodes.of(inputs), exp(log_p)
+    nodes, p = _Nodes.of(inputs), log_p.exp()
     key = seed_words([each.sampling.seed for each in inputs], p.device)
     prefix_lens = staged([[each.prefix_len] for each in inputs], p.device)
-    log_probs = log(p[_tensor(nodes.parents, p), _tensor(nodes.tokens, p)])
+    log_probs = p[_tensor(nodes.parents, p), _tensor(nodes.tokens, p)].log()
     is_accepted = _uniforms(nodes, key, prefix_lens) < _probabilities(inputs, nodes, p)
     values = log_probs.where(is_accepted, -inf).tolist()
     paths, ends = _paths(inputs, values)
     positions = prefix_lens + staged([[len(path)] for path in paths], p.device)
-    next_tokens = draw(log(p[_tensor(ends, p)]), key, positions, Stream.RECOVER, prefix_lens).tolist()
+    next_tokens = draw(p[_tensor(ends, p)].log(), key, positions, Stream.RECOVER, prefix_lens).tolist()
     return [AcceptedPath(path, token) for path, token in zip(paths, next_tokens, strict=True)]
 
 
@@ -154,7 +154,7 @@ def _deterministic(p: Tensor, nodes: _Nodes, inputs: Sequence[AcceptInput]) -> T
     siblings = p.new_zeros(len(firsts), int(nodes.ranks.max()) + 1)
     places = _tensor(families, p), _tensor(nodes.ranks, p)
     siblings[places] = probs
-    masses = [total(p[_tensor(nodes.parents[firsts], p)])[:, 0]]
+    masses = [p[_tensor(nodes.parents[firsts], p)].sum(dim=-1)]
     for column in siblings.unbind(-1)[::-1]:
         masses.append(masses[-1] + column)
     left = torch.stack(masses[:0:-1], dim=-1)[places]
@@ -189,7 +189,7 @@ def _block(p: Tensor, nodes: _Nodes, inputs: Sequence[AcceptInput]) -> Tensor:
         now = _tensor(np.flatnonzero(nodes.depths == depth), p)
         joint[rows[now]] = (joint[parents[now]] * p[parents[now], tokens[now]] / q_of_token[now]).clamp(max=1.0)
     p[parents] = _residual(joint[parents, None] * p[parents], q)
-    gains, joints = total(p[rows])[:, 0], joint[rows]
+    gains, joints = p[rows].sum(dim=-1), joint[rows]
     masses = gains + (1.0 - joints)
     inner = torch.where(masses > 0.0, gains / masses, 1.0)
     return torch.where(_tensor(np.isin(nodes.rows, nodes.parents), p), inner, joints)
@@ -199,11 +199,11 @@ def _typical(p: Tensor, nodes: _Nodes, inputs: Sequence[AcceptInput]) -> Tensor:
     """Return 1 where p(y) > min(ε, δ·exp(−H(p))), else 0, so that the noise decides nothing."""
     firsts, families = nodes.families()
     rows = p[_tensor(nodes.parents[firsts], p)]
-    entropies = -total(rows * torch.where(rows > 0.0, log(rows), 0.0))[:, 0][_tensor(families, p)]
+    entropies = -(rows * torch.where(rows > 0.0, rows.log(), 0.0)).sum(dim=-1)[_tensor(families, p)]
     limits = np.array([(each.sampling.epsilon, each.sampling.delta) for each in inputs])[nodes.inputs]
     epsilon, delta = _tensor(limits, p).unbind(dim=-1)
     probs = p[_tensor(nodes.parents, p), _tensor(nodes.tokens, p)]
-    return (probs > torch.minimum(epsilon, delta * exp(-entropies))).double()
+    return (probs > torch.minimum(epsilon, delta * (-entropies).exp())).double()
 
 
 _RULES: tuple[tuple[Callable[[AcceptInput], bool], Callable[[Tensor, _Nodes, Sequence[AcceptInput]], Tensor]], ...] = (
@@ -234,7 +234,7 @@ def _residual(p: Tensor, q: Tensor) -> Tensor:
 
 def _norm(weights: Tensor) -> Tensor:
     """Return the rows scaled to sum 1; rows of zeros stay zero."""
-    mass = total(weights)
+    mass = weights.sum(dim=-1, keepdim=True)
     return weights / mass.where(mass > 0, 1.0)
 
 

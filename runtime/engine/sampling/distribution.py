@@ -1,4 +1,4 @@
-"""The distribution of `orchestrator/core/sampling/distribution.py` in torch, for many rows, each sampled in its way."""
+"""The distribution of docs/sampling.md on a GPU (torch, float64), for many rows, each with its own sampling."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from torch import Tensor
 
 from orchestrator.core.noise import Stream
 from orchestrator.core.sampling_params import Sampling
-from runtime.engine.sampling.clear_tokens import UNCLEAR, clear_tokens
-from runtime.engine.sampling.elementary import exp, log, log_softmax, running_total, total
 from runtime.engine.sampling.noise import draw, seed_words
 from runtime.engine.staging import fetch, staged
 
@@ -26,27 +24,16 @@ def target_tokens(logits: Tensor, positions: Sequence[int], samplings: Sequence[
     """
     if all(sampling.greedy for sampling in samplings):
         return logits.argmax(dim=-1).tolist()
-    result = clear_tokens(logits, positions, samplings)
-    if rows := [row for row, token in enumerate(result) if token == UNCLEAR]:
-        index = staged(rows, logits.device)
-        tokens = _defined_tokens(logits[index], [positions[row] for row in rows], [samplings[row] for row in rows])
-        for row, token in zip(rows, tokens, strict=True):
-            result[row] = token
-    return result
-
-
-def _defined_tokens(logits: Tensor, positions: Sequence[int], samplings: Sequence[Sampling]) -> list[int]:
-    """Return the target tokens by the definition itself; no row is greedy."""
     key = seed_words([sampling.seed for sampling in samplings], logits.device)
     at = staged(positions, logits.device)[:, None]
-    return draw(_log_p(logits.double(), samplings), key, at, Stream.TARGET, torch.zeros_like(at)).tolist()
+    return draw(log_p(logits.double(), samplings), key, at, Stream.TARGET, torch.zeros_like(at)).tolist()
 
 
 def log_p(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """Return log p per row, (n, V) float64, −inf outside its support.
 
     logits: (n, V) float64. samplings: (n,).
-    Invariant: each row equals that of `orchestrator.core.sampling.distribution.log_p` and depends on no other row.
+    Invariant: up to the rounding of torch's log and exp, which is below 1e-12, each row is that of docs/sampling.md.
     """
     rows = [row for row, sampling in enumerate(samplings) if not sampling.greedy]
     if len(rows) == len(samplings):
@@ -60,7 +47,7 @@ def log_p(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 def _log_p(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """Return log p per row, (n, V) float64; no row is greedy."""
-    result = log_softmax(logits / _column(logits, [sampling.temperature for sampling in samplings]))
+    result = (logits / _column(logits, [sampling.temperature for sampling in samplings])).log_softmax(dim=-1)
     for applies, truncate in _TRUNCATIONS:
         rows = [row for row, sampling in enumerate(samplings) if applies(sampling, logits.shape[-1])]
         if len(rows) == len(samplings):
@@ -76,7 +63,7 @@ def _column(like: Tensor, values: Sequence[float]) -> Tensor:
 
 
 def _keep(log_probs: Tensor, kept: Tensor) -> Tensor:
-    return log_softmax(log_probs.masked_fill(~kept, -torch.inf))
+    return log_probs.masked_fill(~kept, -torch.inf).log_softmax(dim=-1)
 
 
 def _top_k(log_probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
@@ -112,18 +99,18 @@ def _nucleus(log_probs: Tensor, limits: Tensor) -> tuple[Tensor, Tensor]:
 
 def _num_kept(ordered: Tensor, limits: Tensor) -> Tensor:
     """Return how many of the first tokens reach a mass, (n, 1); ordered: (n, k) log-probabilities. limits: (n, 1)."""
-    reached = running_total(exp(ordered))[:, :-1] >= limits
+    reached = ordered.exp().cumsum(dim=-1)[:, :-1] >= limits
     return 1 + (reached.cumsum(dim=-1) == 0).sum(dim=-1, keepdim=True)
 
 
 def _min_p(log_probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    floor = log_probs.amax(dim=-1, keepdim=True) + log(_column(log_probs, [s.min_p for s in samplings]))
+    floor = log_probs.amax(dim=-1, keepdim=True) + _column(log_probs, [s.min_p for s in samplings]).log()
     return _keep(log_probs, log_probs >= floor)
 
 
 def _typical_p(log_probs: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    probs = exp(log_probs)
-    negative_entropy = total(probs * torch.where(probs > 0.0, log_probs, 0.0))
+    probs = log_probs.exp()
+    negative_entropy = (probs * torch.where(probs > 0.0, log_probs, 0.0)).sum(dim=-1, keepdim=True)
     order = (log_probs - negative_entropy).abs().sort(dim=-1, stable=True).indices
     num_kept = _num_kept(log_probs.gather(-1, order), _column(log_probs, [s.typical_p for s in samplings]))
     kept = torch.arange(log_probs.shape[-1], device=log_probs.device) < num_kept
@@ -146,7 +133,7 @@ def log_probs_of(logits: Tensor, tokens: Sequence[int]) -> list[float]:
     logits: (n, V). tokens: (n,) ids.
     """
     column = staged(tokens, logits.device)[:, None]
-    return log_softmax(logits.double()).gather(-1, column)[:, 0].tolist()
+    return logits.double().log_softmax(dim=-1).gather(-1, column)[:, 0].tolist()
 
 
 def top_log_probs(logits: Tensor, num_top: int) -> tuple[np.ndarray, np.ndarray]:
@@ -155,7 +142,7 @@ def top_log_probs(logits: Tensor, num_top: int) -> tuple[np.ndarray, np.ndarray]
     logits: (n, V). Returns ids (n, k) int32 and log-probabilities (n, k) float64; k = num_top, at most V.
     """
     order = top_ids(logits, num_top)
-    ids, log_probs = fetch([order.int(), log_softmax(logits.double()).gather(-1, order)])
+    ids, log_probs = fetch([order.int(), logits.double().log_softmax(dim=-1).gather(-1, order)])
     return ids, log_probs
 
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from orchestrator.core.sampling.sampled_drafts import MAX_CANDIDATES, draft_distribution
+from orchestrator.core.sampled_drafts import MAX_CANDIDATES, draft_distribution
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import Distribution
 from runtime.engine.sampling import served
-from runtime.engine.sampling.elementary import exp
 from runtime.engine.staging import fetch
 
 
@@ -23,5 +22,5 @@ def candidates(logits: Tensor, samplings: Sequence[Sampling], ids: Tensor | None
     top = log_q.topk(min(MAX_CANDIDATES, log_q.shape[-1]), dim=-1)
     tokens = top.indices if ids is None else ids[top.indices]
     ascending, order = tokens.sort(dim=-1)
-    probs = exp(top.values.gather(-1, order))
+    probs = top.values.gather(-1, order).exp()
     return [draft_distribution(*row) for row in zip(*fetch([ascending.int(), probs]), strict=True)]

@@ -1,4 +1,4 @@
-"""The processors of `orchestrator/core/sampling/logits_processors.py` in torch, for all rows of a tree at once."""
+"""The logits processors of docs/sampling.md, for all rows of a tree at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from orchestrator.core.arrays import BoolArray
 from orchestrator.core.context import Context
-from orchestrator.core.sampling.logits_processors import completes
 from orchestrator.core.sampling_params import Sampling
 from runtime.engine.sampling.changes import Changes
 
@@ -21,8 +20,7 @@ class LogitsProcessors:
     """Changes the logits of one request as its sampling says; keeps token counts between steps.
 
     prompt_len: how many tokens of the context are prompt.
-    Invariant: with these changes, a row equals that of `orchestrator.core.sampling.logits_processors.process_logits`
-    for the prompt and the output followed by the row's path.
+    Invariant: with these changes, a row is that of docs/sampling.md for the prompt, the output and the row's path.
     """
 
     def __init__(self, sampling: Sampling, prompt_len: int) -> None:
@@ -114,3 +112,13 @@ class TokenCounts:
                 columns[token] = len(self._ids) + len(new)
                 new.append(token)
         return new
+
+
+def completes(word: Sequence[int], ids: Sequence[int]) -> bool:
+    """Return True if the last token of `word`, appended to `ids`, would complete the word."""
+    length = len(word) - 1
+    if length == 0:
+        return True
+    if length > len(ids) or ids[-1] != word[-2]:  # almost every call ends here
+        return False
+    return tuple(ids[-length:]) == tuple(word[:-1])

@@ -1,4 +1,4 @@
-"""The noise of `orchestrator/core/noise.py` in torch: the same bits, on the device of the logits, one seed per row."""
+"""The noise of docs/wire.md on a GPU (torch): the same bits of u, on the device of the logits, one seed per row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from orchestrator.core.noise import KEY_STEPS, MASK32, MULTIPLIERS, ROUNDS
-from runtime.engine.sampling.elementary import log
 from runtime.engine.staging import staged
 
 
@@ -78,7 +77,7 @@ def _halves(words: Tensor) -> tuple[Tensor, Tensor]:
 def uniform(
     key: tuple[Tensor, Tensor], positions: Tensor, tokens: Tensor, stream: int | Tensor, epoch: int | Tensor = 0
 ) -> Tensor:
-    """Return u in (0, 1), float64, bit for bit that of `orchestrator.core.noise.uniform`.
+    """Return u in (0, 1), float64, bit for bit that of docs/wire.md, Noise.
 
     key: two words as `seed_words` returns them. positions, tokens, stream, epoch: int64. All are broadcast to the shape
     of the result.
@@ -88,15 +87,18 @@ def uniform(
 
 
 def unit(bits: Tensor) -> Tensor:
-    """Return u = (b + ½)·2⁻⁵² of int64 bits b < 2⁵², as `orchestrator.core.noise.unit` does."""
+    """Return u = (b + ½)·2⁻⁵² of int64 bits b < 2⁵², exactly."""
     return (bits.double() + 0.5) * 2.0**-52
 
 
 def gumbel(
     key: tuple[Tensor, Tensor], positions: Tensor, tokens: Tensor, stream: int | Tensor = 0, epoch: int | Tensor = 0
 ) -> Tensor:
-    """Return g = −log(−log u), float64, u being `uniform` of the same arguments; argmax(log p + g) is a sample of p."""
-    return -log(-log(uniform(key, positions, tokens, stream, epoch)))
+    """Return g = −log(−log u), float64, u being `uniform` of the same arguments; argmax(log p + g) is a sample of p.
+
+    Up to the rounding of torch's log, which is below 1e-12, it is the g of docs/wire.md.
+    """
+    return -(-uniform(key, positions, tokens, stream, epoch).log()).log()
 
 
 def draw(log_weights: Tensor, key: tuple[Tensor, Tensor], positions: Tensor, stream: int, epochs: Tensor) -> Tensor:

@@ -1,7 +1,4 @@
-"""Sampling as it is served: in C++ for logits on the CPU, in torch for others and where the C++ cannot be built.
-
-Both give the same bits (docs/wire.md, Arithmetic).
-"""
+"""What rows of logits say, on their device: in C++ on the CPU, in torch on a GPU; equal up to the rounding of torch."""
 
 from __future__ import annotations
 
@@ -12,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from native.sampling import TYPES, Rows, Sampler, Step, Verified, sampler
+from native.sampling import TYPES, Rows, Step, Verified, sampler
+from orchestrator.core.accept import accept_coupled
 from orchestrator.core.arrays import IdArray
-from orchestrator.core.sampling.accept import accept_coupled
 from orchestrator.core.sampling_params import Sampling
 from runtime.engine.sampling import distribution, noise
 from runtime.engine.sampling.accept import AcceptInput, accepted_paths
@@ -33,13 +30,13 @@ def decide(inputs: Sequence[AcceptInput], logits: Sequence[Tensor], wanted: Sequ
     """
     if not inputs:
         return []
-    if (native := _native(logits[0])) is None:
+    if not on_cpu(logits[0]):
         return _decide_in_torch(inputs, logits, wanted)
     steps = [
         Step(rows_of(rows), each.tree, each.q, each.prefix_len, each.sampling, is_wanted)
         for each, rows, is_wanted in zip(inputs, logits, wanted, strict=True)
     ]
-    return native.verify(steps, logits[0].shape[-1], _num_threads(sum(rows.numel() for rows in logits)))
+    return sampler().verify(steps, logits[0].shape[-1], _num_threads(sum(rows.numel() for rows in logits)))
 
 
 def target_tokens(logits: Tensor, positions: Sequence[int], samplings: Sequence[Sampling]) -> list[int]:
@@ -48,16 +45,18 @@ def target_tokens(logits: Tensor, positions: Sequence[int], samplings: Sequence[
     logits: (n, V) in the model's dtype. positions: (n,), absolute position of the token that each row decides.
     samplings: (n,). Returns (n,) token ids.
     """
-    if (native := _native(logits)) is None:
+    if not on_cpu(logits):
         return distribution.target_tokens(logits, positions, samplings)
-    return native.target_tokens(rows_of(logits), logits.shape[-1], positions, samplings, _num_threads(logits.numel()))
+    return sampler().target_tokens(
+        rows_of(logits), logits.shape[-1], positions, samplings, _num_threads(logits.numel())
+    )
 
 
 def log_p(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """Return log p per row, (n, V) float64, −inf outside its support; logits: (n, V). samplings: (n,)."""
-    if (native := _native(logits)) is None:
+    if not on_cpu(logits):
         return distribution.log_p(logits.double(), samplings)
-    return torch.from_numpy(native.log_p(rows_of(logits), logits.shape[-1], samplings, _num_threads(logits.numel())))
+    return torch.from_numpy(sampler().log_p(rows_of(logits), logits.shape[-1], samplings, _num_threads(logits.numel())))
 
 
 def log_probs_of(logits: Tensor, tokens: Sequence[int]) -> list[float]:
@@ -65,9 +64,9 @@ def log_probs_of(logits: Tensor, tokens: Sequence[int]) -> list[float]:
 
     logits: (n, V). tokens: (n,) ids.
     """
-    if (native := _native(logits)) is None:
+    if not on_cpu(logits):
         return distribution.log_probs_of(logits, tokens)
-    found: list[float] = native.log_probs(rows_of(logits), logits.shape[-1], tokens)[0].tolist()
+    found: list[float] = sampler().log_probs(rows_of(logits), logits.shape[-1], tokens)[0].tolist()
     return found
 
 
@@ -76,26 +75,26 @@ def top_log_probs(logits: Tensor, num_top: int) -> tuple[np.ndarray, np.ndarray]
 
     logits: (n, V). Returns ids (n, k) int32 and log-probabilities (n, k) float64; k = num_top, at most V.
     """
-    if (native := _native(logits)) is None:
+    if not on_cpu(logits):
         return distribution.top_log_probs(logits, num_top)
     vocab_size = logits.shape[-1]
-    return native.log_probs(rows_of(logits), vocab_size, [0] * len(logits), min(num_top, vocab_size))[1:]
+    return sampler().log_probs(rows_of(logits), vocab_size, [0] * len(logits), min(num_top, vocab_size))[1:]
 
 
 def top_ids(logits: Tensor, num_top: int) -> IdArray:
     """Return only the ids of `top_log_probs`, (n, k) int32, at a fraction of its cost."""
     num_top = min(num_top, logits.shape[-1])
-    if (native := _native(logits)) is None:
+    if not on_cpu(logits):
         return distribution.top_ids(logits, num_top).int().cpu().numpy()
-    return native.top_ids(rows_of(logits), logits.shape[-1], len(logits), num_top)
+    return sampler().top_ids(rows_of(logits), logits.shape[-1], len(logits), num_top)
 
 
 def target_noise(seeds: Sequence[int], positions: Sequence[int], tokens: Tensor) -> Tensor:
     """Return the target's noise for the tokens of each row, (n, k) float64; seeds, positions: (n,). tokens: (n, k)."""
-    if (native := _native(tokens)) is None:
+    if not on_cpu(tokens):
         column = staged(positions, tokens.device)[:, None]
         return noise.gumbel(noise.seed_words(seeds, tokens.device), column, tokens)
-    return torch.from_numpy(native.noise(seeds, positions, tokens.numpy()))
+    return torch.from_numpy(sampler().noise(seeds, positions, tokens.numpy()))
 
 
 def rows_of(logits: Tensor) -> Rows:
@@ -105,8 +104,9 @@ def rows_of(logits: Tensor) -> Rows:
     return Rows(logits.data_ptr(), name if name in TYPES else "float32", logits)
 
 
-def _native(tensor: Tensor) -> Sampler | None:
-    return sampler() if tensor.device.type == "cpu" else None
+def on_cpu(tensor: Tensor) -> bool:
+    """Return True if C++ can read the tensor."""
+    return tensor.device.type == "cpu"
 
 
 def _num_threads(num_numbers: int) -> int:

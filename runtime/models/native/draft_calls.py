@@ -14,7 +14,7 @@ import numpy.typing as npt
 from native.head_fields import DraftCallFields
 from native.ranking import ranking_of
 from orchestrator.core.arrays import Features, IdArray
-from orchestrator.core.sampling.sampled_drafts import MAX_CANDIDATES
+from orchestrator.core.sampled_drafts import MAX_CANDIDATES
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
 

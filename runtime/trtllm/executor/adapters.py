@@ -20,8 +20,7 @@ from orchestrator.core.errors import EngineError, RequestError
 from orchestrator.core.messages.drafter import DraftRequest
 from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.noise import child_seed
-from orchestrator.core.sampling.distribution import log_p
-from orchestrator.core.sampling.sampled_drafts import MAX_CANDIDATES, draft_distribution
+from orchestrator.core.sampled_drafts import MAX_CANDIDATES, draft_distribution
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, DraftResponse, StepOptions
@@ -170,7 +169,7 @@ class DraftAdapter(Adapter[DraftRequest]):
         if sampling.greedy:
             return DraftResponse(TokenTree.chain(tokens))
         logits = generation_logits(results[0], len(tokens), self._manifest.vocab_size)
-        log_q = log_p(logits.double().cpu().numpy(), sampling)
+        log_q = served.log_p(logits.cpu(), [sampling] * len(logits)).numpy()
         q = tuple(_distribution(row) for row in log_q)
         return DraftResponse(TokenTree.chain(tokens), q)
 

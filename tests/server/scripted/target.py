@@ -16,11 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from orchestrator.core.accept import accept_coupled
 from orchestrator.core.deployment.config import ServingConfig
 from orchestrator.core.errors import EngineError, Unavailable, UnknownSequence
 from orchestrator.core.messages.checks import checked_target_call
 from orchestrator.core.messages.target import StepRequest
-from orchestrator.core.sampling.accept import accept_coupled
 from orchestrator.core.types import Acceptance
 from orchestrator.server.engine_host import EngineHost, EngineModel
 

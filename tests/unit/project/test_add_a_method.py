@@ -22,7 +22,7 @@ from orchestrator.drafting.dependencies import ProposerDependencies
 from orchestrator.server.request_builder import RequestBuilder
 from orchestrator.server.inputs import read
 from orchestrator.core.sampling import reference
-from orchestrator.core.sampling.grammar import Grammars
+from orchestrator.core.grammar import Grammars
 from tests.support.table_target import TableTarget
 
 config = load_config("tests/data/serving.toml", {"SERVING_DEFAULT_SPECULATION": "echo"})

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from native.draws import sample_siblings
+from native.sampling import sampler
 from orchestrator.core.arrays import FloatArray, IdArray
-from orchestrator.core.elementary import log
-from orchestrator.core.sampling.sampled_drafts import sample_siblings
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import Distribution
 
@@ -41,7 +41,7 @@ def sampled_children(
     children = Children(np.full((1, count), -1, np.int32), *np.full((2, 1, count), -np.inf))
     children.ids[0, : len(tokens)] = tokens
     confidences = _confidences(q.probs, np.searchsorted(q.ids, tokens).tolist(), sharpness)
-    children.scores[0, : len(tokens)], children.bounds[0, : len(tokens)] = log(confidences)
+    children.scores[0, : len(tokens)], children.bounds[0, : len(tokens)] = sampler().log(confidences)
     return children
 
 

@@ -1,8 +1,7 @@
-"""Sampling in C++ and in torch against the numpy reference: every bit of log p, every token, every accepted path."""
+"""Sampling in C++ against the numpy reference: every bit of log p, every token, every accepted path."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -11,20 +10,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from auditor.reference import distribution as reference
+from auditor.reference import elementary
+from auditor.reference.decoding import decide
+from auditor.reference.noise import gumbel
+from native import draws
 from native.sampling import Rows, Sampler, Step, sampler
-from orchestrator.core import elementary
 from orchestrator.core.arrays import FloatArray
 from orchestrator.core.errors import EngineError
-from orchestrator.core.noise import Stream, gumbel
-from orchestrator.core.sampling import distribution as reference
-from orchestrator.core.sampling import sampled_drafts
-from orchestrator.core.sampling.reference import decide
+from orchestrator.core.noise import Stream
+from orchestrator.core.sampled_drafts import draft_distribution
 from orchestrator.core.sampling_params import OUR_RULES, Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution
-from runtime.engine.sampling import elementary as torch_elementary
 from runtime.engine.sampling import served
-from runtime.engine.sampling.accept import AcceptInput
 from tests.unit.runtime.engine.sampling.test_accept import case_of
 
 TRUNCATIONS = (
@@ -37,19 +36,7 @@ TRUNCATIONS = (
 
 @pytest.fixture(scope="module")
 def native() -> Sampler:
-    if (found := sampler()) is None:
-        pytest.skip("no C++ compiler")
-    return found
-
-
-@pytest.fixture(params=["C++", "torch"])
-def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """What `served` uses."""
-    if request.param == "torch":
-        monkeypatch.setattr(served, "sampler", lambda: None)
-    elif sampler() is None:
-        pytest.skip("no C++ compiler")
-    yield request.param
+    return sampler()
 
 
 def bits(x: FloatArray) -> list[int]:
@@ -77,22 +64,13 @@ def test_log_and_exp_have_the_reference_s_bits(native: Sampler) -> None:
     for name, points in (("log", x), ("exp", np.concatenate([[-0.0, -np.inf, -708.0, -708.1], -x[x < 1000.0]]))):
         truth = bits(getattr(elementary, name)(points))
         assert bits(getattr(native, name)(points)) == truth
-        assert bits(getattr(torch_elementary, name)(torch.from_numpy(points)).numpy()) == truth
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 8, 9, 1000])
-def test_torch_s_sums_have_the_reference_s_bits(length: int) -> None:
-    x = np.random.default_rng(2).random((3, length))
-    for name in ("total", "running_total"):
-        ours = getattr(torch_elementary, name)(torch.from_numpy(x)).numpy()
-        assert bits(ours) == bits(getattr(elementary, name)(x))
 
 
 # The distribution, and target tokens
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 3, 7, 8, 9, 31, 33, 64, 300, 3000])
-def test_log_p_and_target_tokens_have_the_reference_s_bits(implementation: str, vocab_size: int) -> None:
+def test_log_p_and_target_tokens_have_the_reference_s_bits(vocab_size: int) -> None:
     rng = np.random.default_rng([3, vocab_size])
     for _ in range(3):
         samplings = [replace(each, seed=int(rng.integers(2**63)) * 2 + 1) for each in TRUNCATIONS]
@@ -120,18 +98,13 @@ truncated = st.builds(
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 60), st.lists(truncated, min_size=1, max_size=4))
 def test_any_truncation_of_any_row(seed: int, vocab_size: int, samplings: list[Sampling]) -> None:
-    found = sampler()
     logits = random_logits(np.random.default_rng(seed), len(samplings), vocab_size)
     truth = [bits(reference.log_p(row[None], each)[0]) for row, each in zip(logits, samplings, strict=True)]
-    if found is not None:
-        assert [bits(row) for row in found.log_p(Rows.of(logits), vocab_size, samplings)] == truth
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(served, "sampler", lambda: None)
-        assert [bits(row.numpy()) for row in served.log_p(torch.from_numpy(logits), samplings)] == truth
+    assert [bits(row) for row in sampler().log_p(Rows.of(logits), vocab_size, samplings)] == truth
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_every_type_of_logits(implementation: str, dtype: torch.dtype) -> None:
+def test_every_type_of_logits(dtype: torch.dtype) -> None:
     logits = (torch.randn(40, 77, generator=torch.Generator().manual_seed(5)) * 4).to(dtype)
     samplings = [replace(TRUNCATIONS[row % len(TRUNCATIONS)], seed=row) for row in range(40)]
     truth = [
@@ -167,7 +140,10 @@ def test_non_finite_logits_give_a_token_of_the_vocabulary(native: Sampler, value
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_every_rule_decides_as_the_reference_does(implementation: str, seed: int) -> None:
+@pytest.mark.parametrize("device", ["CPU", "GPU"])
+def test_every_rule_decides_as_the_reference_does(monkeypatch: pytest.MonkeyPatch, device: str, seed: int) -> None:
+    if device == "GPU":
+        monkeypatch.setattr(served, "on_cpu", lambda _: False)
     rng = np.random.default_rng([11, seed])
     for _ in range(150):
         vocab_size, rule = int(rng.integers(2, 41)), OUR_RULES[rng.integers(len(OUR_RULES))]
@@ -225,7 +201,7 @@ def test_block_refuses_a_tree(native: Sampler) -> None:
 
 
 @pytest.mark.parametrize("num_top", [0, 1, 5, 40])
-def test_log_probabilities_have_the_reference_s_bits(implementation: str, num_top: int) -> None:
+def test_log_probabilities_have_the_reference_s_bits(num_top: int) -> None:
     rng = np.random.default_rng([17, num_top])
     logits = random_logits(rng, 20, 40)
     tokens = rng.integers(0, 40, 20).tolist()
@@ -238,7 +214,7 @@ def test_log_probabilities_have_the_reference_s_bits(implementation: str, num_to
     assert bits(values) == bits(np.take_along_axis(truth, order, axis=-1))
 
 
-def test_top_tokens_are_ordered_by_logits_where_their_log_probabilities_are_equal(implementation: str) -> None:
+def test_top_tokens_are_ordered_by_logits_where_their_log_probabilities_are_equal() -> None:
     """So that the first one is the argmax, and both functions agree."""
     logits = torch.tensor([[0.0, 1e-20, 1e-20, -5.0], [3.0, 1e-20, 0.0, 1e-20]])
     ids, values = served.top_log_probs(logits, 4)
@@ -248,7 +224,7 @@ def test_top_tokens_are_ordered_by_logits_where_their_log_probabilities_are_equa
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("num_top", [1, 2, 8, 40, 50])
-def test_top_ids_are_those_of_a_stable_sort(implementation: str, dtype: torch.dtype, num_top: int) -> None:
+def test_top_ids_are_those_of_a_stable_sort(dtype: torch.dtype, num_top: int) -> None:
     rng = np.random.default_rng([23, num_top])
     for _ in range(5):
         logits = torch.from_numpy(random_logits(rng, 20, 40)).to(dtype)
@@ -257,40 +233,29 @@ def test_top_ids_are_those_of_a_stable_sort(implementation: str, dtype: torch.dt
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 33, 64, 500])
-def test_drafts_are_the_reference_s(native: Sampler, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_draws_are_the_reference_s(size: int) -> None:
     rng = np.random.default_rng([19, size])
-    asked = []
-    for _ in range(200):
+    for number in range(200):
         ids = np.sort(rng.choice(100_000, size, replace=False)).astype(np.int32)
-        weights = rng.gamma(0.3, size=size).astype(np.float32) + np.float32(1e-30)
-        each = replace(TRUNCATIONS[rng.integers(len(TRUNCATIONS))], seed=int(rng.integers(2**63)))
-        rule = OUR_RULES[rng.integers(len(OUR_RULES))]
-        asked.append((Distribution(ids, weights), int(rng.integers(2**31)), replace(each, rule=rule), 77))
-    drawn = [sampled_drafts.sample_draft(*each) for each in asked]
-    cut = [sampled_drafts.truncated(each[0], each[2]) for each in asked]
-    monkeypatch.setattr(sampled_drafts, "sampler", lambda: None)
-    assert drawn == [sampled_drafts.sample_draft(*each) for each in asked]
-    for ours, each in zip(cut, asked, strict=True):
-        truth = sampled_drafts.truncated(each[0], each[2])
-        assert ours.ids.tolist() == truth.ids.tolist() and ours.weights.tolist() == truth.weights.tolist()
+        q = Distribution(ids, rng.gamma(0.3, size=size).astype(np.float32) + np.float32(1e-30))
+        own = replace(TRUNCATIONS[number % len(TRUNCATIONS)], seed=int(rng.integers(2**63)))
+        sampling = replace(own, rule=OUR_RULES[rng.integers(len(OUR_RULES))])
+        at, node = int(rng.integers(2**31)), int(rng.integers(100))
+        key = (Stream.TARGET, 0) if sampling.rule is Rule.COUPLED else (Stream.DRAFT, 77)
+        scores = elementary.log(q.probs) + gumbel(sampling.seed, at, ids, *key)
+        assert draws.sample_draft(q, at, sampling, 77) == ids[scores.argmax()]
+        scores = elementary.log(q.probs) + gumbel(sampling.seed, at, ids, Stream.DRAFT.of_node(node), 77)
+        siblings = draws.sample_siblings(q, at, sampling, 77, 3, node)
+        assert siblings.tolist() == ids[np.argsort(-scores, kind="stable")[:3]].tolist()
+        probs = elementary.exp(reference.log_p(elementary.log(q.probs)[None], sampling)[0])
+        truth, cut = draft_distribution(ids, probs), draws.truncated(q, sampling)
+        assert cut.ids.tolist() == truth.ids.tolist() and cut.weights.tolist() == truth.weights.tolist()
 
 
-def test_noise_has_the_reference_s_bits(implementation: str) -> None:
+def test_noise_has_the_reference_s_bits() -> None:
     rng = np.random.default_rng(23)
     seeds, positions = [0, 1, 2**63, 2**64 - 1], [0, 5, 2**31, 2**32 - 1]
     tokens = rng.integers(0, 250_000, (4, 1003))
     ours = served.target_noise(seeds, positions, torch.from_numpy(tokens)).numpy()
     truth = [gumbel(*key, row, Stream.TARGET) for *key, row in zip(seeds, positions, tokens, strict=True)]
     assert bits(ours) == bits(np.array(truth))
-
-
-def test_without_a_compiler_the_results_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(29)
-    case = case_of(rng, 20, Rule.REJECTION, True)
-    inputs = [
-        AcceptInput(case.step.tree, case.step.q, 3, Sampling(1.0, seed=seed, rule=Rule.REJECTION)) for seed in range(50)
-    ]
-    rows = [torch.from_numpy(case.log_p)] * 50
-    before = served.decide(inputs, rows, [True] * 50)
-    monkeypatch.setattr(served, "sampler", lambda: None)
-    assert served.decide(inputs, rows, [True] * 50) == before

@@ -9,12 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from auditor.reference.decoding import dense_q
+from auditor.reference.rules import accept_rejection
+from orchestrator.core.accept import accept_coupled
 from orchestrator.core.context import Context
 from orchestrator.core.cost_model import CostModel
 from orchestrator.core.errors import RequestError
 from orchestrator.core.proposal import Budget, Proposal, Proposer
-from orchestrator.core.sampling.accept import accept_coupled, accept_rejection
-from orchestrator.core.sampling.reference import dense_q
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.step_costs import PLAIN, StepCosts
 from orchestrator.core.tree import TokenTree

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from auditor.reference import decoding as reference
 from build import corpus_index
 from build.corpus_index import build_index, shards_of, sorted_ends
 from build.errors import run_command
@@ -22,7 +23,6 @@ from orchestrator.core.deployment.config import load_config
 from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import ConfigError, RequestError
 from orchestrator.core.proposal import Budget
-from orchestrator.core.sampling import reference
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.drafting.corpus import (
     ENDS,

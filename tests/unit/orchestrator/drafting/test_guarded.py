@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from auditor.reference.decoding import dense_q, generate
+from auditor.reference.rules import accept_block, accept_rejection
 from orchestrator.core.arrays import FloatArray
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import EngineError
 from orchestrator.core.proposal import Budget, Proposal, Proposer
-from orchestrator.core.sampling.accept import accept_block, accept_rejection
-from orchestrator.core.sampling.reference import dense_q, generate
-from orchestrator.core.sampling.sampled_drafts import nodes_with_valid_q
+from orchestrator.core.sampled_drafts import nodes_with_valid_q
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, StepOptions

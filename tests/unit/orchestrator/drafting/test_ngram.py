@@ -11,14 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from auditor.reference import decoding as reference
+from auditor.reference.distribution import log_p, sample
+from native.draws import sample_draft
 from orchestrator.core.arrays import FloatArray
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import RequestError
 from orchestrator.core.proposal import Budget, Proposal
-from orchestrator.core.sampling import reference
-from orchestrator.core.sampling.distribution import log_p, sample
-from orchestrator.core.sampling.sampled_drafts import MAX_CANDIDATES, sample_draft
+from orchestrator.core.sampled_drafts import MAX_CANDIDATES
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.drafting.memory import Memory
 from orchestrator.drafting.ngram import Ngram, NgramConfig, q_of

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
-from orchestrator.core.sampling.sampled_drafts import draft_distribution
+from orchestrator.core.sampled_drafts import draft_distribution
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, StepOptions

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
+from orchestrator.core.accept import accept_coupled
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
-from orchestrator.core.sampling.accept import accept_coupled
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.types import Acceptance, HiddenStates, PassLoad, StepOptions

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from auditor.reference import decoding as reference
 from orchestrator.core.deployment.checkpoint import Checkpoint
 from orchestrator.core.deployment.config import ServingConfig
 from orchestrator.core.errors import ClientDisconnected, EngineError, EngineLost
-from orchestrator.core.sampling import reference
-from orchestrator.core.sampling.grammar import Grammars
+from orchestrator.core.grammar import Grammars
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.drafting.dependencies import ProposerDependencies
 from orchestrator.drafting.memory import Memory

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from orchestrator.core.deployment.checkpoint import Checkpoint
 from orchestrator.core.deployment.config import ServingConfig
 from orchestrator.core.errors import RequestError, Unavailable
-from orchestrator.core.sampling.grammar import Grammars
+from orchestrator.core.grammar import Grammars
 from orchestrator.drafting.dependencies import ProposerDependencies
 from orchestrator.server.inputs import read
 from orchestrator.server.request_builder import RequestBuilder

@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 import torch
 
+from auditor.reference import decoding as reference
+from auditor.reference.distribution import log_p
+from auditor.reference.logits_processors import process_logits
+from auditor.reference.noise import gumbel
 from benchmarks.stock_model import StockModel
 from orchestrator.core.context import Context
 from orchestrator.core.messages.context import delta_of
 from orchestrator.core.messages.drafter import DraftRequest
-from orchestrator.core.noise import Stream, gumbel
-from orchestrator.core.sampling import reference
-from orchestrator.core.sampling.distribution import log_p
-from orchestrator.core.sampling.logits_processors import process_logits
-from orchestrator.core.sampling.sampled_drafts import MAX_CANDIDATES, check_q
+from orchestrator.core.noise import Stream
+from orchestrator.core.sampled_drafts import MAX_CANDIDATES, check_q
 from orchestrator.core.sampling_params import LogitsOptions, Rule, Sampling
 from orchestrator.core.types import DraftResponse
 from runtime.engine.draft import DraftEngine

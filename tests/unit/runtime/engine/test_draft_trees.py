@@ -14,18 +14,18 @@ import pytest
 import torch
 from scipy import stats
 
+from auditor.reference import decoding as reference
+from auditor.reference.decoding import dense_q
+from auditor.reference.elementary import exp
+from auditor.reference.logits_processors import process_logits
+from auditor.reference.rules import KeyedNoise, accept_rejection
 from benchmarks.stock_model import StockModel
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
-from orchestrator.core.elementary import exp
 from orchestrator.core.errors import EngineError
 from orchestrator.core.messages.context import delta_of
 from orchestrator.core.messages.drafter import DraftRequest
-from orchestrator.core.sampling import reference
-from orchestrator.core.sampling.accept import KeyedNoise, accept_rejection
-from orchestrator.core.sampling.logits_processors import process_logits
-from orchestrator.core.sampling.reference import dense_q
-from orchestrator.core.sampling.sampled_drafts import check_q
+from orchestrator.core.sampled_drafts import check_q
 from orchestrator.core.sampling_params import LogitsOptions, Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, DraftResponse, HeadInput

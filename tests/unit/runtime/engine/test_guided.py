@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from auditor.reference import decoding as reference
 from benchmarks.stock_model import StockModel
 from orchestrator.core.arrays import BoolArray, IdArray
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import EngineError, RequestError, ServingError, Unavailable, UnknownSequence
+from orchestrator.core.grammar import Grammars
+from orchestrator.core.grammar_matcher import Matcher
 from orchestrator.core.messages.context import delta_of
 from orchestrator.core.messages.run import RunOptions, TakeSteps
 from orchestrator.core.messages.target import StepRequest
-from orchestrator.core.sampling import reference
-from orchestrator.core.sampling.grammar import Grammars
-from orchestrator.core.sampling.grammar_matcher import Matcher
 from orchestrator.core.sampling_params import Grammar, LogitsOptions, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import StepOptions

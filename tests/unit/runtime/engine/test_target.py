@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from auditor.reference import decoding as reference
 from benchmarks.stock_model import StockModel
 from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, UnknownSequence
 from orchestrator.core.messages.context import delta_of
 from orchestrator.core.messages.target import StepRequest
-from orchestrator.core.sampling import reference
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions

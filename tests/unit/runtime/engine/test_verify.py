@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from auditor.reference import decoding as reference
+from auditor.reference.distribution import sample
 from orchestrator.core.context import Context
-from orchestrator.core.sampling import reference
-from orchestrator.core.sampling.distribution import sample
-from orchestrator.core.sampling.sampled_drafts import draft_distribution
+from orchestrator.core.sampled_drafts import draft_distribution
 from orchestrator.core.sampling_params import OUR_RULES, LogitsOptions, Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution
@@ -94,7 +94,7 @@ def test_rows_without_processors_are_not_copied_to_float64(monkeypatch: pytest.M
         dtypes.append((len(logits), logits.dtype))
         return sampled(logits, *args)
 
-    monkeypatch.setattr(served, "sampler", lambda: None)
+    monkeypatch.setattr(served, "on_cpu", lambda _: False)
     monkeypatch.setattr(distribution, "target_tokens", record)
     context, penalised = Context([1, 2, 3]), Sampling(repetition_penalty=1.5)
     plain = VerifyInput(TokenTree.chain([4, 5]), (), 3, Sampling(), context, None, False)

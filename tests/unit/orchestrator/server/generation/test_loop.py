@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from auditor.reference import decoding as reference
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.proposal import Budget, Proposal, Proposer, Step
-from orchestrator.core.sampling import reference
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from orchestrator.core.deployment.checkpoint import Checkpoint
-from orchestrator.core.sampling.grammar import Grammars
+from orchestrator.core.grammar import Grammars
 from orchestrator.server.request_builder import RequestBuilder
 from tests.support.request_building import CONTEXT, DEPLOYMENT, EOS
 from tests.support.tiny_models import VOCAB_SIZE, write_byte_tokenizer

@@ -12,8 +12,8 @@ import pytest
 from orchestrator.core.deployment.checkpoint import read_checkpoint
 from orchestrator.core.deployment.config import load_config
 from orchestrator.core.errors import RequestError
+from orchestrator.core.grammar import Grammars
 from orchestrator.core.methods import DRAFTERS, PROPOSED
-from orchestrator.core.sampling.grammar import Grammars
 from orchestrator.server.generation_request import GenerationRequest
 from orchestrator.server.inputs import INPUTS, read
 from orchestrator.server.request_builder import RequestBuilder

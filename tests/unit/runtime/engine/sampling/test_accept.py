@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from auditor.reference.rules import KeyedNoise, accept_block, accept_rejection, accept_typical
+from orchestrator.core.accept import AcceptedPath
 from orchestrator.core.arrays import FloatArray
-from orchestrator.core.sampling.accept import AcceptedPath, KeyedNoise, accept_block, accept_rejection, accept_typical
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution

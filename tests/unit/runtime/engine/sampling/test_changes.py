@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from auditor.reference.logits_processors import process_logits
 from orchestrator.core.context import Context
-from orchestrator.core.sampling.logits_processors import process_logits
 from orchestrator.core.sampling_params import LogitsOptions, Sampling
 from runtime.engine.sampling import changes as module
 from runtime.engine.sampling.changes import Changes, processed

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.sampling import distribution as reference
+from auditor.reference import distribution as reference
 from orchestrator.core.sampling_params import Sampling
 from runtime.engine.sampling import distribution
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core import noise as reference
+from auditor.reference import noise as reference
 from orchestrator.core.noise import Stream
 from runtime.engine.sampling import noise
 

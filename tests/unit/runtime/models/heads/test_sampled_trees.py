@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from auditor.reference.rules import accept_block, accept_rejection
 from orchestrator.core.arrays import FloatArray
-from orchestrator.core.sampling.accept import accept_block, accept_rejection
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.types import Distribution
 from runtime.models.heads.engines import sampled

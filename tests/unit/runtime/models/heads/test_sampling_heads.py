@@ -10,10 +10,11 @@ import pytest
 import torch
 from scipy import stats
 
-from orchestrator.core.elementary import exp
-from orchestrator.core.sampling.accept import KeyedNoise, accept_rejection
-from orchestrator.core.sampling.reference import dense_q
-from orchestrator.core.sampling.sampled_drafts import check_q, sample_draft, sample_siblings
+from auditor.reference.decoding import dense_q
+from auditor.reference.elementary import exp
+from auditor.reference.rules import KeyedNoise, accept_rejection
+from native.draws import sample_draft, sample_siblings
+from orchestrator.core.sampled_drafts import check_q
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.static_trees import tree_of_choices
 from orchestrator.core.types import Distribution

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from auditor.confidence import g_test
+from auditor.reference.distribution import log_softmax
 from benchmarks.stock_model import StockModel
 from orchestrator.core.drafting import Limits
 from orchestrator.core.messages.target import StepRequest
-from orchestrator.core.sampling.distribution import log_softmax
 from orchestrator.core.sampling_params import LogitsOptions
 from orchestrator.core.types import StepOptions
 from runtime.trtllm.client import TrtllmClient

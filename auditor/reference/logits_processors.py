@@ -1,6 +1,6 @@
 """The logits processors, applied before the temperature: penalties, bias, masks (numpy, float64, one position).
 
-The reference for `runtime/engine/sampling/logits_processors.py`. Order: repetition, frequency and presence penalty,
+Order: repetition, frequency and presence penalty,
 bias, then the masks: grammar, allowed ids, bad words, end ids before min_tokens (docs/sampling.md).
 """
 
@@ -65,7 +65,7 @@ def _masks(
     if options.allowed:
         yield ~_members(vocab_size, options.allowed)
     if options.bad_words:
-        yield _members(vocab_size, [word[-1] for word in options.bad_words if completes(word, ids)])
+        yield _members(vocab_size, [word[-1] for word in options.bad_words if _completes(word, ids)])
     if num_output < sampling.min_tokens:
         yield _members(vocab_size, options.end_ids)
 
@@ -76,19 +76,7 @@ def _members(vocab_size: int, ids: Sequence[int]) -> BoolArray:
     return members
 
 
-def completes(word: Sequence[int], ids: Sequence[int]) -> bool:
+def _completes(word: Sequence[int], ids: Sequence[int]) -> bool:
     """Return True if the last token of `word`, appended to `ids`, would complete the word."""
-    length = len(word) - 1
-    if length == 0:
-        return True
-    if length > len(ids) or ids[-1] != word[-2]:  # almost every call ends here
-        return False
-    return tuple(ids[-length:]) == tuple(word[:-1])
-
-
-def merged_bias(pairs: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Return one (id, weight) pair per id: the sum of its weights, rounded to float32 as on the wire."""
-    weights: dict[int, float] = {}
-    for token, weight in pairs:
-        weights[token] = float(np.float32(weights.get(token, 0.0) + weight))
-    return tuple(weights.items())
+    before = word[:-1]
+    return len(before) <= len(ids) and list(ids[len(ids) - len(before) :]) == list(before)

@@ -1,7 +1,7 @@
 """log, exp and sums made of float64 +, −, ×, ÷ and integer operations alone: the same bits on every machine.
 
 Library functions differ in the last bit between processors, which can change an argmax over noise.
-The definition is docs/wire.md, Arithmetic. Torch: `runtime/engine/sampling/elementary.py`; C++: `native/`.
+The definition is docs/wire.md, Arithmetic; C++: `native/sampling/elementary.h`.
 """
 
 from __future__ import annotations
@@ -93,19 +93,6 @@ def exp(x: npt.ArrayLike) -> FloatArray:
     shifted = clipped * LOG2_E + ROUNDING
     scale = (shifted.view(np.int64) + EXPONENT_BIAS << FRACTION_BITS).view(np.float64)
     return np.where(x < EXP_LOWEST, 0.0, exp_of_parts(clipped, shifted - ROUNDING) * scale)
-
-
-def total(x: FloatArray) -> FloatArray:
-    """Return the sum over the last axis, which keeps length 1: the upper half is added to the lower, repeatedly.
-
-    The axis is treated as padded with zeros to the next power of two, so zeros at the end change nothing.
-    """
-    while (length := x.shape[-1]) > 1:
-        half = 1 << (length - 1).bit_length() - 1
-        low = x[..., :half].copy()
-        low[..., : length - half] += x[..., half:]
-        x = low
-    return x
 
 
 def running_total(x: FloatArray) -> FloatArray:

@@ -1,30 +1,24 @@
-"""The acceptance rules over a token tree, as pure functions: each returns the accepted path and the next token.
+"""The rules `rejection`, `block` and `typical` over a token tree, as pure functions: each returns what is accepted.
 
-`coupled` needs only the target's token at every node. The other rules need the target's distribution p at every node,
-and random decisions from a `NoiseSource`: keyed noise when a request is served, while the tests enumerate every outcome
-of the same code. numpy, float64, one request at a time: the reference for `runtime/engine/sampling/accept.py`.
+They need the target's distribution p at every node, and random decisions from a `NoiseSource`: keyed noise as requests
+have it, while the tests enumerate every outcome of the same code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from orchestrator.core.arrays import FloatArray
-from orchestrator.core.elementary import exp, log, total
-from orchestrator.core.noise import Stream, gumbel, uniform
+from auditor.reference.elementary import exp, log
+from auditor.reference.noise import gumbel, uniform
+from orchestrator.core.accept import AcceptedPath, longest_path
+from orchestrator.core.arrays import FloatArray, total
+from orchestrator.core.noise import Stream
 from orchestrator.core.sampling_params import DELTA, EPSILON
 from orchestrator.core.tree import TokenTree
-
-
-class AcceptedPath(NamedTuple):
-    """path: the accepted nodes below the root, in order. next_token: the bonus or recovered token."""
-
-    path: tuple[int, ...]
-    next_token: int
 
 
 class NoiseSource(Protocol):
@@ -56,21 +50,6 @@ class KeyedNoise:
         """Return argmax(log probs + noise of stream RECOVER); ties go to the lowest id."""
         noise = gumbel(self.seed, position, np.arange(len(probs)), Stream.RECOVER, self.prefix_len)
         return int((log(probs) + noise).argmax())
-
-
-def accept_coupled(tree: TokenTree, target_tokens: Sequence[int]) -> AcceptedPath:
-    """Descend while the target's token is a child; the first target token that is not a child is the next token.
-
-    target_tokens: (m + 1,), the target's token at every node, argmax(log p + noise).
-    Invariant: for every tree, the emitted tokens are those that the target alone samples with this noise.
-    Source: docs/losslessness.md; Daliri et al. 2024, arXiv:2408.07978 (communication-free coupling).
-    """
-    path: list[int] = []
-    node = 0
-    while (child := tree.children[node].get(target_tokens[node])) is not None:
-        path.append(child)
-        node = child
-    return AcceptedPath(tuple(path), target_tokens[node])
 
 
 def accept_rejection(
@@ -165,19 +144,6 @@ def accept_typical(
     log_probs = np.where(probs > limits[tree.parents], log(probs), -np.inf)
     path = longest_path(tree, log_probs.tolist())
     return AcceptedPath(path, noise.recover(p[path[-1] if path else 0], prefix_len + len(path)))
-
-
-def longest_path(tree: TokenTree, log_probs: Sequence[float]) -> tuple[int, ...]:
-    """Return the longest path of accepted nodes; among equally long paths the most probable, then the first.
-
-    log_probs: (m,), log p of the token at each of the nodes 1…m if the node is accepted, else −inf.
-    """
-    paths: dict[int, tuple[tuple[int, ...], float]] = {0: ((), 0.0)}
-    for node, (parent, log_prob) in enumerate(zip(tree.parents.tolist(), log_probs, strict=True), start=1):
-        if parent in paths and log_prob > -np.inf:
-            path, log_likelihood = paths[parent]
-            paths[node] = (*path, node), log_likelihood + log_prob
-    return max(paths.values(), key=lambda found: (len(found[0]), found[1]))[0]
 
 
 def _normalised(weights: FloatArray) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Sampled drafts: the distribution q that each draft token was sampled from, and the noise that sampled it.
+"""Sampled drafts: the distribution q that each draft token was sampled from, and what must hold for it.
 
 docs/wire.md, Siblings: the children of one node are sampled without replacement from one q.
 """
@@ -7,13 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from native.sampling import Rows, sampler
 from orchestrator.core.arrays import FloatArray, IdArray
-from orchestrator.core.elementary import exp, log
 from orchestrator.core.errors import EngineError
-from orchestrator.core.noise import Stream, gumbel
-from orchestrator.core.sampling.distribution import log_p
-from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution
 
@@ -31,45 +26,6 @@ def draft_distribution(ids: IdArray, probs: FloatArray) -> Distribution:
         best = np.sort(np.argsort(-weights, kind="stable")[:MAX_CANDIDATES])
         ids, weights = ids[best], weights[best]
     return Distribution(ids[weights > 0].astype(np.int32), weights[weights > 0])
-
-
-def sample_draft(q: Distribution, position: int, sampling: Sampling, prefix_len: int) -> int:
-    """Return the token that the noise of `position` samples from q; ties go to the lowest id.
-
-    prefix_len: number of committed tokens before the step. Under `coupled` the noise is the target's own. Under the
-    other rules it must be independent of the noise of acceptance.
-    """
-    if len(q.ids) == 1:
-        return int(q.ids[0])
-    stream, epoch = (Stream.TARGET, 0) if sampling.rule is Rule.COUPLED else (Stream.DRAFT, prefix_len)
-    if (native := sampler()) is not None:
-        return native.draw(q, sampling.seed, position, stream, epoch)
-    noise = gumbel(sampling.seed, position, q.ids, stream, epoch)
-    return int(q.ids[(log(q.probs) + noise).argmax()])
-
-
-def sample_siblings(
-    q: Distribution, position: int, sampling: Sampling, prefix_len: int, count: int, parent: int = 0
-) -> IdArray:
-    """Return `count` tokens sampled from q without replacement, in the order of the draws; all if q has fewer.
-
-    parent: the node whose children they are, 0 for the root. Returns (k,) int32.
-    Invariant: the first is distributed as q, each later one as q without those before it, and the children of one
-    parent are independent of those of any other. They are the tokens with the highest log q + noise of the drafter
-    (Gumbel-top-k; Kool et al. 2019, arXiv:1903.06059).
-    """
-    noise = gumbel(sampling.seed, position, q.ids, Stream.DRAFT.of_node(parent), prefix_len)
-    order = np.argsort(-(log(q.probs) + noise), kind="stable")
-    tokens: IdArray = q.ids[order[:count]]
-    return tokens
-
-
-def truncated(q: Distribution, sampling: Sampling) -> Distribution:
-    """Return q under a request's temperature and truncation."""
-    if (native := sampler()) is not None:
-        rows = Rows.of(native.log(q.probs))
-        return draft_distribution(q.ids, native.exp(native.log_p(rows, len(q.ids), [sampling])[0]))
-    return draft_distribution(q.ids, exp(log_p(log(q.probs)[None], sampling)[0]))
 
 
 def check_q(tree: TokenTree, q: tuple[Distribution, ...], vocab_size: int) -> None:

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from orchestrator.core import grammar as module
 from orchestrator.core.errors import RequestError, Unavailable
-from orchestrator.core.sampling import grammar as module
-from orchestrator.core.sampling.grammar import NUM_LATE, Grammars
-from orchestrator.core.sampling.grammar_matcher import CompiledGrammar, Matcher
+from orchestrator.core.grammar import NUM_LATE, Grammars
+from orchestrator.core.grammar_matcher import CompiledGrammar, Matcher
 from orchestrator.core.sampling_params import Grammar
 from tests.support.hanging import Hang, until
 
-FILE = Path(__file__).resolve().parents[5] / "models/target/tokenizer.json"
+FILE = Path(__file__).resolve().parents[4] / "models/target/tokenizer.json"
 VOCAB_SIZE, EOS = 4096, 0
 SHORT_S = 0.5  # enough for a thread to begin, on a machine that is busy
 WORDS, OTHER = Grammar("regex", "(foo|bar)+"), Grammar("regex", "[0-9]+")

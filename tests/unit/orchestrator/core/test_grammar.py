@@ -15,14 +15,14 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from orchestrator.core.errors import ConfigError, RequestError
-from orchestrator.core.sampling.grammar import MAX_COMPILED, Grammars
-from orchestrator.core.sampling.grammar_matcher import Matcher
+from orchestrator.core.grammar import MAX_COMPILED, Grammars
+from orchestrator.core.grammar_matcher import Matcher
 from orchestrator.core.sampling_params import Grammar
 from orchestrator.core.tree import TokenTree
 
 pytestmark = pytest.mark.unit
 
-FILE = Path(__file__).resolve().parents[5] / "models/target/tokenizer.json"
+FILE = Path(__file__).resolve().parents[4] / "models/target/tokenizer.json"
 VOCAB_SIZE = 4100  # four rows that the tokenizer does not know
 EOS = 0
 DEMO = Tokenizer.from_file(str(FILE))

@@ -11,17 +11,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from auditor.reference import rules as accept
+from auditor.reference.noise import gumbel
+from auditor.reference.rules import KeyedNoise, accept_block, accept_rejection, accept_typical
+from orchestrator.core.accept import AcceptedPath, accept_coupled
 from orchestrator.core.arrays import FloatArray
-from orchestrator.core.noise import Stream, gumbel
-from orchestrator.core.sampling import accept
-from orchestrator.core.sampling.accept import (
-    AcceptedPath,
-    KeyedNoise,
-    accept_block,
-    accept_coupled,
-    accept_rejection,
-    accept_typical,
-)
+from orchestrator.core.noise import Stream
 from orchestrator.core.tree import TokenTree
 from tests.support.enumeration import Branch, law
 

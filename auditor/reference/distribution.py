@@ -1,8 +1,7 @@
-"""From logits to the distribution p (numpy, float64): the reference for `runtime/engine/sampling/distribution.py`.
+"""From logits to the distribution p, and to the target's token.
 
-log, exp and every sum are those of `orchestrator.core.elementary`, so that every processor gives the same bits.
+log, exp and every sum are those of `auditor.reference.elementary`, so that every processor gives the same bits.
 Order: temperature, top-k, top-p, min-p, typical-p (docs/sampling.md); each renormalises the tokens that it keeps.
-Before them come the logits processors (`orchestrator/core/sampling/logits_processors.py`).
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.core.arrays import BoolArray, FloatArray
-from orchestrator.core.elementary import exp, log, running_total, total
-from orchestrator.core.noise import gumbel
+from auditor.reference.elementary import exp, log, running_total
+from auditor.reference.noise import gumbel
+from orchestrator.core.arrays import BoolArray, FloatArray, total
 from orchestrator.core.sampling_params import Sampling
 
 

@@ -11,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from auditor.reference.logits_processors import process_logits
 from orchestrator.core.context import Context
-from orchestrator.core.sampling.logits_processors import merged_bias, process_logits
 from orchestrator.core.sampling_params import LogitsOptions, Sampling
 from orchestrator.core.tree import TokenTree
+from orchestrator.server.sampling_inputs import merged_bias
 from runtime.engine.sampling.changes import processed
 from runtime.engine.sampling.logits_processors import LogitsProcessors, processors_for
 from tests.unit.orchestrator.core.test_tree import trees

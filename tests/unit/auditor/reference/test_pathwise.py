@@ -11,11 +11,11 @@ from dataclasses import replace
 import pytest
 from torch import Tensor
 
+from orchestrator.core.accept import AcceptedPath, accept_coupled
 from orchestrator.core.noise import MASK32
-from orchestrator.core.sampling.accept import AcceptedPath, accept_coupled
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
-from runtime.engine.sampling import clear_tokens, distribution, noise, served
+from runtime.engine.sampling import distribution, noise, served
 from runtime.engine.verify import VerifyInput
 from tests.support.pathwise import compare
 
@@ -50,9 +50,8 @@ def one_position_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def noise_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name in ((noise, "gumbel"), (clear_tokens, "_noise")):
-        exact = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *key, exact=exact: exact(*key).bfloat16().double())
+    exact = noise.gumbel
+    monkeypatch.setattr(noise, "gumbel", lambda *key: exact(*key).bfloat16().double())
 
 
 def seeds_of_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +101,7 @@ def first_children_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_planted_bug_is_seen(
     monkeypatch: pytest.MonkeyPatch, bug: Callable[[pytest.MonkeyPatch], None], changes_text: bool
 ) -> None:
-    monkeypatch.setattr(served, "sampler", lambda: None)  # the bugs are planted into torch's functions
+    monkeypatch.setattr(served, "on_cpu", lambda _: False)  # the bugs are planted into torch's functions
     bug(monkeypatch)
     found = compare(NUM_PLANTED)
     assert found.wrong_paths and bool(found.wrong_tokens) == changes_text, found

@@ -1,1 +1,0 @@
-"""The distribution p and the acceptance rules in numpy, the reference for the engines; and grammars."""
