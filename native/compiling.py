@@ -1,4 +1,4 @@
-"""Compiles shared libraries from C++ sources, with the compiler that is installed, and loads them through ctypes."""
+"""Compiles a shared library from C++ sources, with the compiler that is installed, and loads it through ctypes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from orchestrator.core.errors import ConfigError, first_line
 
 #: Without contraction, a product and a sum are fused only where the code says so: all builds round alike.
-FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread")
+FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-pthread")
 COMPILE_LIMIT_S = 300
 
 #: The environment variable that names the levels to build for, the best first, if the libraries will run on another
@@ -50,7 +52,8 @@ class Unbuilt(ConfigError):
 class NativeLibrary:
     """A shared library that is compiled from files in `folder`, to `folder`/built.
 
-    sources: the files that are compiled. headers: the files that they include.
+    sources: the files that are compiled, each by itself and as many at a time as there are processors. headers: the
+    files that they include.
     """
 
     name: str
@@ -81,15 +84,18 @@ class NativeLibrary:
 
     def _compile(self, file: Path) -> None:
         partial = file.with_suffix(f".{os.getpid()}.part")
-        sources = (str(self.folder / name) for name in self.sources)
-        command = [*compiler(), *FLAGS, *_target(), f"-I{self.folder}", *sources, "-o", str(partial)]
+        command = [*compiler(), *FLAGS, *_target()]
         try:
-            subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_LIMIT_S, check=True)
+            with TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+                objects = [f"{folder}/{number}.o" for number in range(len(self.sources))]
+                calls = [
+                    pool.submit(_run, [*command, f"-I{self.folder}", "-c", str(self.folder / source), "-o", made])
+                    for source, made in zip(self.sources, objects, strict=True)
+                ]
+                for call in calls:
+                    call.result()
+                _run([*command, "-shared", *objects, "-o", str(partial)])
             partial.replace(file)
-        except subprocess.CalledProcessError as error:
-            raise Unbuilt(f"{command[0]} failed: {first_line(error.stderr)}") from None
-        except subprocess.TimeoutExpired:
-            raise Unbuilt(f"{command[0]} took longer than {COMPILE_LIMIT_S} s") from None
         finally:
             partial.unlink(missing_ok=True)
 
@@ -104,6 +110,15 @@ class NativeLibrary:
             return loader(str(self.build()))
         except OSError as error:
             raise Unbuilt(f"the native library {self.name!r} cannot be loaded: {first_line(error)}") from None
+
+
+def _run(command: list[str]) -> None:
+    try:
+        subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_LIMIT_S, check=True)
+    except subprocess.CalledProcessError as error:
+        raise Unbuilt(f"{command[0]} failed: {first_line(error.stderr)}") from None
+    except subprocess.TimeoutExpired:
+        raise Unbuilt(f"{command[0]} took longer than {COMPILE_LIMIT_S} s") from None
 
 
 def compiler() -> list[str]:

@@ -202,7 +202,6 @@ def native_suffix(
     options: SuffixOptions, memory: NativeRecollection | None = None, corpus: NativeCorpus | None = None
 ) -> NativeProposer | None:
     """Return a `suffix` proposer for one request; None where the library cannot be built."""
-    if (library := drafts_library()) is None:
-        return None
+    library = drafts_library()
     handle = library.drafts_new_suffix(options, memory.handle if memory else None, corpus.address if corpus else None)
     return NativeProposer(library, handle, (memory, corpus))

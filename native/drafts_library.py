@@ -6,22 +6,11 @@ import ctypes
 import logging
 from ctypes import POINTER, Structure, c_char_p, c_double, c_int, c_int32, c_size_t, c_void_p
 from functools import cache
-from pathlib import Path
 
-from native.compiling import NativeLibrary, Unbuilt
+from native.library import LIBRARY
 from orchestrator.core.cost_model import CostModel, Curve
 
 log = logging.getLogger(__name__)
-
-LIBRARY = NativeLibrary(
-    "drafts",
-    Path(__file__).resolve().parent,
-    sources=("drafts/drafts.cpp",),
-    headers=(
-        "guarded.h",
-        *sorted(f"drafts/{file.name}" for file in (Path(__file__).resolve().parent / "drafts").glob("*.h")),
-    ),
-)
 
 
 class CostFields(Structure):
@@ -105,16 +94,12 @@ class SuffixOptions(Structure):
 
 
 @cache
-def drafts_library() -> ctypes.CDLL | None:
-    """Return the library; None, with a warning, where it cannot be built.
+def drafts_library() -> ctypes.CDLL:
+    """Return the library with the argument types of its proposers; raises Unbuilt where it cannot be built.
 
     All calls hold Python's global lock, except those that may take long.
     """
-    try:
-        library = LIBRARY.load(ctypes.PyDLL)
-    except Unbuilt as error:
-        log.warning("drafts are not compiled, and therefore slower: %s", error)
-        return None
+    library = LIBRARY.load(ctypes.PyDLL)
     library.drafts_new_estimates.argtypes, library.drafts_new_estimates.restype = [], c_void_p
     library.drafts_new_memory.argtypes, library.drafts_new_memory.restype = [c_size_t], c_void_p
     library.drafts_new_recollection.argtypes = [c_void_p, c_char_p, c_size_t]

@@ -10,14 +10,11 @@ from pathlib import Path
 from native.compiling import NativeLibrary
 
 FOLDER = Path(__file__).resolve().parent
+#: Everything that is compiled: C++ calls C++ across the folders.
 LIBRARY = NativeLibrary(
     "native",
     FOLDER,
-    sources=tuple(
-        sorted(
-            f"{room}/{file.name}" for room in ("forward", "heads", "decode") for file in (FOLDER / room).glob("*.cpp")
-        )
-    ),
+    sources=tuple(sorted(str(file.relative_to(FOLDER)) for file in FOLDER.rglob("*.cpp"))),
     headers=tuple(sorted(str(file.relative_to(FOLDER)) for file in FOLDER.rglob("*.h"))),
 )
 

@@ -6,26 +6,19 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import Structure, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from native.compiling import NativeLibrary
 from native.failures import check
+from native.library import LIBRARY
 from orchestrator.core.arrays import FloatArray, IdArray
 from orchestrator.core.errors import EngineError
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Distribution
 
-LIBRARY = NativeLibrary(
-    "sampling",
-    Path(__file__).resolve().parent,
-    sources=("sampling/distribution.cpp", "sampling/rules.cpp", "sampling/sampling.cpp"),
-    headers=("sampling/elementary.h", "sampling/noise.h", "sampling/distribution.h", "sampling/rules.h", "guarded.h"),
-)
 #: dtype of the logits → its `sampling::Type` and its size in bytes.
 TYPES = {"float32": (0, 4), "bfloat16": (1, 2), "float64": (2, 8)}
 RULES = {Rule.COUPLED: 0, Rule.ENGINE: 0, Rule.REJECTION: 1, Rule.BLOCK: 2, Rule.TYPICAL: 3}
@@ -97,8 +90,6 @@ class Sampler:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._verify = library.sampling_verify
         self._verify.argtypes = [c_void_p, c_size_t, c_size_t, c_int]
-        #: The address of `sampling_verify`, for other native code.
-        self.verify_address: int = ctypes.cast(self._verify, c_void_p).value or 0
         self._log_p = library.sampling_log_p
         self._log_p.argtypes = [c_void_p, c_size_t, c_size_t, c_int, c_void_p]
         self._log_probs = library.sampling_log_probs

@@ -92,7 +92,7 @@ class Steps {
       logits += size_t(num_nodes + 1) * model_.shape.vocab_size;
       tokens += num_nodes + 1, parents += num_nodes, path += num_nodes;
     }
-    return decoding_.verify(decoding_.requests, size_t(count_), size_t(model_.shape.vocab_size), 1);
+    return sampling_verify(decoding_.requests, size_t(count_), size_t(model_.shape.vocab_size), 1);
   }
 
   // Write what was accepted, and move the keys, values and features of the paths to the slots after the roots'.
@@ -191,8 +191,10 @@ class Steps {
       drafted_.resize(3 * room), probabilities_.resize(room);
       int32_t* drafted = drafted_.data();
       const drafts::Tree tree{drafted, drafted + room, drafted + 2 * room, probabilities_.data()};
-      const int size = decoding_.next(each.members[turn].proposer, committed_[i].data(), committed_[i].size(), share(i),
-                                      max_depth(i), &tree);
+      const std::vector<int32_t>& committed = committed_[i];
+      const int size = guarded_or(-1, [&] {
+        return each.members[turn].proposer->next(committed.data(), committed.size(), share(i), max_depth(i), tree);
+      });
       if (size < 0) return false;
       trees_[i].merge(turn, size, tree.tokens, tree.parents, tree.names);
     }

@@ -13,13 +13,10 @@
 
 namespace native {
 
-// Verifies `count` steps; returns what is wrong, or null. A function of native/sampling/sampling.cpp.
-using Verify = const char* (*)(sampling::Request*, size_t count, size_t vocab_size, int num_threads);
-
 // A method that drafts for a sequence: `proposer` or, if that is null, the drafter that the sequence's `use` names.
 // max_nodes: of its own tree.
 struct Member {
-  void* proposer;
+  drafts::Proposer* proposer;
   int32_t max_nodes;
 };
 
@@ -45,9 +42,6 @@ struct Decoding {
   int32_t num_steps, limit_us, max_logits;  // max_logits: rows of the array of logits
   const volatile int32_t* interrupt;
   sampling::Request* requests;  // (num_segments), how each sequence is sampled; its rows are filled in for each pass
-  Verify verify;
-  drafts::Next next;
-  drafts::GrowJointly grow_jointly;
   drafts::Curve curve;  // of passes without contexts, for trees that grow together
   double mean_tokens;   // those that a step of the other sequences is expected to give
   const Continuation* continuations;  // (num_segments)

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "decode/decode.h"
+#include "drafts/joint_growth.h"
 
 namespace native {
 
@@ -44,7 +45,8 @@ class GrowingTrees {
 
   // Let the trees grow; return what is wrong, or null.
   const char* grow() {
-    return joint_trees_.empty() ? nullptr : decoding_.grow_jointly(joint_trees_.data(), joint_trees_.size(), &pass_);
+    if (!joint_trees_.empty()) drafts::grow_jointly(joint_trees_.data(), joint_trees_.size(), pass_);
+    return nullptr;
   }
 
   // The trees, in the order in which they were asked for.

@@ -63,12 +63,4 @@ class PredictionProposer : public Proposer {
   virtual void read_prompt(const int32_t* tokens, size_t count) = 0;
 };
 
-// Calls `next` of a Proposer, and returns -1 if it fails: `drafts_next` of native/drafts/drafts.cpp.
-using Next = int (*)(void* proposer, const int32_t* committed, size_t count, int max_nodes, int max_depth,
-                     const Tree* tree);
-
-// Learns, and lets the trees of several requests grow together; returns what is wrong, or null: `drafts_grow_jointly` of
-// native/drafts/drafts.cpp.
-using GrowJointly = const char* (*)(JointTree* joint_trees, size_t count, const SharedPass* pass);
-
 }  // namespace drafts

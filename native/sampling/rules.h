@@ -74,3 +74,10 @@ class Verifier {
 };
 
 }  // namespace sampling
+
+extern "C" {
+
+// Decide every request; return what is wrong with one of them, or null.
+const char* sampling_verify(sampling::Request* requests, size_t count, size_t vocab_size, int num_threads);
+
+}  // extern "C"

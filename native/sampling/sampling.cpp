@@ -71,7 +71,6 @@ const char* first_error(const Request* requests, size_t count, size_t vocab_size
 
 extern "C" {
 
-// Decide every request; return what is wrong with one of them, or null.
 const char* sampling_verify(Request* requests, size_t count, size_t vocab_size, int num_threads) {
   return native::guarded([&]() -> const char* {
     if (const char* wrong = first_error(requests, count, vocab_size)) return wrong;

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor
 
-from native.sampling import requests_of, sampler
+from native.sampling import requests_of
 from orchestrator.core.errors import RequestError
 from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.types import Acceptance
@@ -171,7 +171,6 @@ class TargetEngine(PagedEngine[StepRequest]):
             call.opened.reserve_up_to(segment.last + ahead - 1)
         return Decoding(
             requests_of([call.request.sampling for call, _ in planned]),
-            sampler().verify_address,
             continuations,
             min(MAX_STEPS, *(each.max_steps for each in parts)),
             min(limit_s, *(each.limit_s for each in parts)),

@@ -49,7 +49,7 @@ class DecodingFields(Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("num_steps", "limit_us", "max_logits")),
-        *((name, c_void_p) for name in ("interrupt", "requests", "verify", "next", "grow_jointly")),
+        *((name, c_void_p) for name in ("interrupt", "requests")),
         ("curve", CurveFields),
         ("mean_tokens", c_double),
         *((name, c_void_p) for name in (
@@ -77,14 +77,12 @@ class Continuation(NamedTuple):
 class Decoding(NamedTuple):
     """What a burst needs besides its segments.
 
-    requests: (segments,), how each sequence is sampled; their rule is `coupled`. verify: the address of the function
-    that verifies the steps. sequences: (segments,), how each continues. num_steps: maximum steps. limit_s: no step
-    begins after this time. interrupt: no step begins once it is not 0; any thread may set it. drafters: the heads and
-    draft models of the sequences that use one.
+    requests: (segments,), how each sequence is sampled; their rule is `coupled`. sequences: (segments,), how each
+    continues. num_steps: maximum steps. limit_s: no step begins after this time. interrupt: no step begins once it is
+    not 0; any thread may set it. drafters: the heads and draft models of the sequences that use one.
     """
 
     requests: Requests
-    verify: int
     sequences: Sequence[Continuation]
     num_steps: int
     limit_s: float
@@ -160,9 +158,6 @@ class DecodingCall:
             self.max_logits,
             ctypes.addressof(decoding.interrupt),
             ctypes.addressof(decoding.requests),
-            decoding.verify,
-            _address(sequences, grows=False),
-            _address(sequences, grows=True),
             CurveFields.of(shared.curve) if shared else CurveFields(),
             shared.mean_tokens if shared else 1.0,
             ctypes.addressof(self._fields),
@@ -251,13 +246,6 @@ def steps_of(decoded: Decoded, drafts: Sequence[Draft]) -> list[DecodedSteps]:
 def _members_of(sequence: Continuation) -> ctypes.Array[MemberFields]:
     members = sequence.drafts.members_or_self if sequence.drafts else ()
     return (MemberFields * len(members))(*(MemberFields(each.handle or None, each.max_nodes) for each in members))
-
-
-def _address(sequences: Sequence[Continuation], *, grows: bool) -> int | None:
-    """Return the address of the function with which trees are drafted, or grow together; it is the same for all."""
-    drafts = (each.drafts for each in sequences if each.drafts and bool(each.drafts.costs) == grows)
-    members = (member for each in drafts for member in each.members_or_self)
-    return next((member.next_address for member in members if member.handle), None)
 
 
 def _shared_costs(sequences: Sequence[Continuation]) -> SharedCosts | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from native.drafts_library import LIBRARY
+from native.library import LIBRARY
 from tests.unit.native.forward.test_sanitizers import COMPILER, FLAGS, needs_compiler
 
 
