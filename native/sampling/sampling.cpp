@@ -143,7 +143,7 @@ const char* sampling_draw(const int32_t* ids, const float* weights, size_t count
     std::vector<double> scores(weights, weights + count), scratch(count);
     const double mass = total(scores.data(), count, scratch.data());
     const Key key{seed, position, stream, epoch};
-    for (size_t i = 0; i < count; ++i) scores[i] = log(scores[i] / mass) + gumbel(key, uint64_t(ids[i]));
+    for (size_t i = 0; i < count; ++i) scores[i] = sampling::log(scores[i] / mass) + gumbel(key, uint64_t(ids[i]));
     std::vector<int32_t> order(count);
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return scores[a] > scores[b]; });

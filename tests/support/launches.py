@@ -103,7 +103,7 @@ def small_engine() -> Iterator[TargetEngine]:
     torch.manual_seed(0)
     with (
         tempfile.TemporaryDirectory() as folder,
-        mock.patch.object(served, "sampler", lambda: None),
+        mock.patch.object(served, "on_cpu", lambda _: False),
         mock.patch.object(batch, "joins", lambda device: True),
     ):
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)  # type: ignore[no-untyped-call]

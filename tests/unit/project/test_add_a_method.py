@@ -21,7 +21,7 @@ from orchestrator.server.loop import StepByStep, generate
 from orchestrator.drafting.dependencies import ProposerDependencies
 from orchestrator.server.request_builder import RequestBuilder
 from orchestrator.server.inputs import read
-from orchestrator.core.sampling import reference
+from auditor.reference import decoding as reference
 from orchestrator.core.grammar import Grammars
 from tests.support.table_target import TableTarget
 

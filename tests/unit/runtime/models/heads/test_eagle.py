@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.core import noise
+from auditor.reference import noise
 from orchestrator.core.errors import RequestError
 from orchestrator.core.sampling_params import Rule, Sampling
 from runtime.models.heads.engines.eagle import EagleEngine
