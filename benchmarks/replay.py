@@ -20,6 +20,7 @@ import numpy as np
 from benchmarks.deployment import CONFIG, TASKS
 from benchmarks.stock_model import StockModel
 from benchmarks.traffic import Prompt, read_prompts
+from orchestrator.core.accept import accept_coupled
 from orchestrator.core.context import Context
 from orchestrator.core.deployment.checkpoint import Checkpoint, read_checkpoint
 from orchestrator.core.deployment.config import ServingConfig, load_config
