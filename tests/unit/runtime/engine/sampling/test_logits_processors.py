@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from orchestrator.core.context import Context
-from runtime.engine.sampling.logits_processors import TokenCounts
+from runtime.engine.sampling.logits_processors import TokenCounts, completes
 
 
 def counted(ids: Sequence[int], prompt_len: int, paths: Sequence[Sequence[int]]) -> tuple[list[int], list, list]:
@@ -44,3 +44,8 @@ def test_no_token_of_the_context_is_visited_again() -> None:
     counts.update(context, 5)
     tokens, _, times = counts.along([[9, 4]])
     assert tokens.tolist() == [4, 5, 6, 7, 9] and times.tolist() == [[2.0, 0.0, 1.0, 1.0, 1.0]]
+
+
+def test_a_bad_word_ends_after_its_first_tokens_alone() -> None:
+    assert completes([7], []) and completes([5, 6, 7], [1, 5, 6])
+    assert not completes([5, 6, 7], [6]) and not completes([5, 6, 7], [5, 6, 1]) and not completes([5, 6, 7], [4, 6])
