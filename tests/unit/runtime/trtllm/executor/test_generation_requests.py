@@ -15,6 +15,7 @@ from orchestrator.core.deployment.capabilities import capabilities_of
 from orchestrator.core.deployment.config import load_config
 from orchestrator.core.deployment.engine_manifest import served_checkpoint
 from orchestrator.core.errors import ConfigError, RequestError
+from orchestrator.core.grammar import Grammars
 from orchestrator.core.methods import METHODS, PROPOSED
 from orchestrator.core.sampling_params import Rule, as_float32
 from orchestrator.core.types import EngineSpeculation, StepOptions
