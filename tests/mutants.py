@@ -81,15 +81,18 @@ MUTANTS = [
     # orchestrator/server
     Mutant(
         "orchestrator/server/statistics.py",
-        "/ (gamma * c + 1)",
-        "/ (gamma * c)",
+        "return expected_tokens(alpha, gamma) / (gamma * c + 1)",
+        "return expected_tokens(alpha, gamma) / (gamma * c)",
         f"{SERVER}generation/test_statistics.py",
     ),
     Mutant(
         "orchestrator/server/text.py", "max(num_held + 1 - len(s), 0)", "num_held", f"{SERVER}generation/test_text.py"
     ),
     Mutant(
-        "orchestrator/server/text.py", "NUM_PRIMING_IDS = 6", "NUM_PRIMING_IDS = 0", f"{SERVER}generation/test_text.py"
+        "orchestrator/server/text.py",
+        'self._held[:start], ""',
+        'self._held[: start + 1], ""',
+        f"{SERVER}generation/test_text.py",
     ),
     Mutant(
         "orchestrator/server/text.py",
