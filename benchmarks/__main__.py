@@ -23,14 +23,14 @@ from tritonclient.utils import InferenceServerException
 
 import launcher
 from benchmarks import picture, report
-from benchmarks.deployment import CONFIG, ROOT, TASKS, settled_metrics
+from benchmarks.deployment import ROOT, settled_metrics
 from benchmarks.figures import compare_with_peers, rows
 from benchmarks.samples import BenchError, Runner, Sample, check_prefix_hits, measure
 from benchmarks.server import ConcurrentRun, Count, Method, Passes, measure_concurrent
-from benchmarks.traffic import Prompt, prompts_of_length, read_prompts
+from benchmarks.traffic import QUESTIONS, Prompt, prompts_of_length, read_questions
 from orchestrator.core.deployment.config import ServingConfig, load_config
 from orchestrator.core.errors import ServingError
-from orchestrator.core.methods import PROPOSED
+from orchestrator.core.methods import METHODS, PROPOSED
 
 BASE = "none"
 PEERS = ("transformers", "llama.cpp")
@@ -39,15 +39,17 @@ PEERS = ("transformers", "llama.cpp")
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the command's arguments."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--config", type=Path, default=CONFIG, help="the deployment")
+    parser.add_argument("--config", type=Path, default=ROOT / "serving.toml", help="the deployment")
     parser.add_argument("--url", help="gRPC address of a running server of this deployment; else one is started")
     parser.add_argument(
         "--methods",
         nargs="+",
-        default=[BASE, *(method for method in PROPOSED if method != BASE)],
-        help='method, or method:{"parameter": value}',
+        help='method, or method:{"parameter": value} (all that the deployment serves)',
     )
-    parser.add_argument("--tasks", nargs="+", default=TASKS, help="held-out prompts (%(default)s)")
+    parser.add_argument(
+        "--prompts", type=Path, default=QUESTIONS, help="questions in Spec-Bench's layout (%(default)s)"
+    )
+    parser.add_argument("--tasks", nargs="+", help="categories of the questions (all)")
     parser.add_argument("--num-prompts", type=int, default=8, help="prompts per task (%(default)s)")
     parser.add_argument("--max-tokens", type=int, default=128, help="tokens per run (%(default)s)")
     parser.add_argument("--turns", type=int, default=3, help="runs per method and prompt (%(default)s)")
@@ -97,11 +99,20 @@ def bench(args: argparse.Namespace, config: ServingConfig, endpoint: Endpoint) -
         methods = [Method.parse(text, client, options) for text in args.methods]
         with tempfile.TemporaryDirectory() as folder:
             runners: list[Runner] = [*methods, *peers(args, config, Path(folder))]
-            samples = measure_tasks(runners, prompts_of(args, config), args)
-    concurrent = measure_concurrency(methods, endpoint, args)
+            prompts = prompts_of(args, config)
+            samples = measure_tasks(runners, prompts, args)
+    concurrent = measure_concurrency(methods, endpoint, prompts, args)
     about["prefix_hits_equal"] = check_prefix_hits(samples) or "not reported by the server"
     about["load_average_after"] = os.getloadavg()[0]
     publish(args, about, samples, concurrent)
+
+
+def methods_of(config: ServingConfig) -> list[str]:
+    """Return the methods that a deployment serves, plain decoding first; `predicted` needs a prediction."""
+    has_statistics = bool(config.ngram_tables or config.corpus_index or config.remember_tokens)
+    lacks = {"predicted", *(() if has_statistics else ("ngram",))}
+    served = [name for name in PROPOSED if METHODS[name].drafter in ("", *config.drafters) and name not in lacks]
+    return [BASE, *(name for name in served if name != BASE)]
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -132,8 +143,10 @@ def peers(args: argparse.Namespace, config: ServingConfig, folder: Path) -> list
 
 def prompts_of(args: argparse.Namespace, config: ServingConfig) -> dict[str, list[Prompt]]:
     """Return the prompts of --tasks and of --contexts, by task."""
-    held_out = read_prompts()
-    prompts = {task: held_out[task][: args.num_prompts] for task in args.tasks}
+    held_out = read_questions(args.prompts, config.target)
+    if unknown := [task for task in args.tasks or () if task not in held_out]:
+        raise BenchError(f"--tasks: no category {unknown[0]!r} in {args.prompts}, which has {', '.join(held_out)}")
+    prompts = {task: held_out[task][: args.num_prompts] for task in args.tasks or held_out}
     for num_tokens in args.contexts:
         task = f"context {num_tokens}"
         prompts[task] = prompts_of_length(config.target, held_out, task, num_tokens, args.num_prompts)
@@ -156,10 +169,11 @@ def measure_tasks(
     return samples
 
 
-def measure_concurrency(methods: Sequence[Method], endpoint: Endpoint, args: argparse.Namespace) -> list[ConcurrentRun]:
+def measure_concurrency(
+    methods: Sequence[Method], endpoint: Endpoint, by_task: Mapping[str, Sequence[Prompt]], args: argparse.Namespace
+) -> list[ConcurrentRun]:
     """Measure each number of --concurrency requests at once, over prompts of all tasks."""
-    by_task = read_prompts()
-    mixed = [prompt for group in zip(*(by_task[task] for task in args.tasks), strict=False) for prompt in group]
+    mixed = [prompt for group in zip(*by_task.values(), strict=False) for prompt in group]
     runs: list[ConcurrentRun] = []
     for number in args.concurrency:
         prompts = list(itertools.islice(itertools.cycle(mixed), number))
@@ -197,6 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parse(arguments)
     try:
         config = load_config(args.config)
+        args.methods = args.methods or methods_of(config)
         with serving(args) as endpoint:
             bench(args, config, endpoint)
     except KeyboardInterrupt:

@@ -43,8 +43,9 @@ class Row:
     """One runner's figures on one task, None for a figure that the runner does not report.
 
     step_s: seconds of decoding per step; the first step, whose pass reads the prompt, is left out.
-    speed_up: ratio of decoding rates to the base. acceptance_interval: of the length with the bonus token, by
-    bootstrap over prompts; the length without it is one less, except for texts that end within a step.
+    speed_up: ratio of decoding rates to the base. share_slower: of the prompts, those slower than the base.
+    acceptance_interval: of the length with the bonus token, by bootstrap over prompts; the length without it is one
+    less, except for texts that end within a step.
     """
 
     task: str
@@ -59,6 +60,7 @@ class Row:
     acceptance_length_without_bonus: float
     draft_acceptance_rate: float | None
     speed_up: Ratio
+    share_slower: float
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,15 @@ def _row(samples: Sequence[Sample], task: str, runner: str, base: str) -> Row:
         acceptance_length_without_bonus=ratio(accepted, steps),
         draft_acceptance_rate=ratio(accepted, known) if known else None,
         speed_up=compare_rates(samples, task, runner, base),
+        share_slower=share_slower(mine, _of(samples, task, base)),
     )
+
+
+def share_slower(samples: Sequence[Sample], base: Sequence[Sample]) -> float:
+    """Return the share of prompts that decode more slowly than under the base."""
+    ours, theirs = totals(samples), totals(base)
+    timed = [key for key in ours if key in theirs and ours[key][1] and theirs[key][1]]
+    return ratio(sum(ratio(*ours[key]) < ratio(*theirs[key]) for key in timed), len(timed))
 
 
 def acceptance_interval(samples: Sequence[Sample]) -> tuple[float, float]:

@@ -65,9 +65,9 @@ def weights_hash(checkpoint: str) -> str:
 def table(rows: Sequence[Row]) -> str:
     """Return one Markdown table of all tasks."""
     lines = [
-        "| task | runner | tokens/s | ms a step | speed-up (95 %) | acceptance length (95 %) | without bonus "
+        "| task | runner | tokens/s | ms a step | speed-up (95 %) | slower | acceptance length (95 %) | without bonus "
         "| drafts accepted | first token | same text |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     return "\n".join(lines + [f"| {' | '.join(_cells(row))} |" for row in rows])
 
@@ -80,6 +80,7 @@ def _cells(row: Row) -> list[str]:
         f"{row.tokens_per_s.overall:.0f}",
         f"{1000 * row.step_s:.2f}",
         ratio_text(row.speed_up),
+        f"{100 * row.share_slower:.0f} %",
         f"{row.acceptance_length:.2f} ({row.acceptance_interval[0]:.2f}–{row.acceptance_interval[1]:.2f})",
         f"{row.acceptance_length_without_bonus:.2f}",
         drafts,

@@ -21,6 +21,8 @@ from transformers import AutoTokenizer
 from benchmarks.peers.gguf_file import DTYPES, write_gguf
 from benchmarks.samples import Run
 from benchmarks.traffic import Prompt
+from orchestrator.core.deployment.gguf_file import is_gguf
+from runtime.models.stock import read_pretrained
 
 #: Draft length and longest n-gram of the server's prompt_lookup, for an equal comparison.
 LOOKUP = {"max_ngram_size": 3, "num_pred_tokens": 10}
@@ -72,10 +74,11 @@ def load_peers(target: str, draft: str, folder: Path, num_threads: int) -> list[
 
     Raises ImportError if llama-cpp-python or gguf is not installed.
     """
-    tokenizer: Any = AutoTokenizer.from_pretrained(target)
+    tokenizer = read_pretrained(AutoTokenizer, target)
+    # A GGUF file is served as it is, by both.
     return [
-        LlamaCpp(f"llama.cpp {dtype}{suffix}", model, tokenizer, tokenizer.eos_token_id)
-        for dtype in DTYPES
+        LlamaCpp(f"llama.cpp {dtype}".rstrip() + suffix, model, tokenizer, tokenizer.eos_token_id)
+        for dtype in ([""] if is_gguf(target) else DTYPES)
         for suffix, model in _models(target, draft, folder, dtype, num_threads)
     ]
 
@@ -94,7 +97,7 @@ def _load(checkpoint: str, folder: Path, dtype: str, num_threads: int, draft_mod
     """Return a llama.cpp model that counts its passes in `num_passes`."""
     from llama_cpp import Llama
 
-    file = folder / f"{Path(checkpoint).name}-{dtype}.gguf"
+    file = folder / f"{Path(checkpoint).name}-{dtype}.gguf" if dtype else Path(checkpoint)
     if not file.exists():
         write_gguf(checkpoint, file, dtype)
     threads = {"n_threads": num_threads, "n_threads_batch": num_threads}

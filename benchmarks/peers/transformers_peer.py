@@ -13,6 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from benchmarks.samples import Run
 from benchmarks.traffic import Prompt
+from runtime.models.stock import read_pretrained
 
 #: Draft length and longest n-gram of the server's prompt_lookup, for an equal comparison.
 LOOKUP = {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": 3}
@@ -72,7 +73,7 @@ def load_peers(target: str, draft: str, dtype: str) -> list[Peer]:
     quiet: Any = logging
     quiet.set_verbosity_error()
     quiet.disable_progress_bar()
-    model, tokenizer = _load(target, dtype), AutoTokenizer.from_pretrained(target)
+    model, tokenizer = _load(target, dtype), read_pretrained(AutoTokenizer, target)
     peers = [
         Peer("transformers", model, tokenizer, {}),
         Peer("transformers prompt lookup", model, tokenizer, LOOKUP),
@@ -83,5 +84,5 @@ def load_peers(target: str, draft: str, dtype: str) -> list[Peer]:
 
 
 def _load(checkpoint: str | Path, dtype: str) -> Any:
-    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=getattr(torch, dtype))
+    model: Any = read_pretrained(AutoModelForCausalLM, str(checkpoint), dtype=getattr(torch, dtype))
     return model.eval()

@@ -13,8 +13,10 @@ import pytest
 from benchmarks import __main__, figures, picture, report, samples
 from benchmarks.samples import BenchError, Run, Sample
 from benchmarks.server import to_run
-from benchmarks.traffic import Prompt, read_prompts
+from benchmarks.traffic import Prompt, read_prompts, read_questions
 from clients.generate import Chunk, Generation
+from orchestrator.core.errors import ConfigError
+from tests.support.tiny_models import make_tiny_target
 
 RUN = Run((1, 2, 3), num_steps=2, num_accepted=1, first_token_s=0.1, decode_tokens=2, decode_s=1.0, num_drafted=4)
 
@@ -141,3 +143,28 @@ def test_picture_has_a_bar_per_task_and_runner_and_is_the_same_file_again(tmp_pa
     assert all(f">{word}<" in drawn for word in ("edit", "long", "fast", "slow", "speed-up over none"))
     assert ">none<" not in drawn
     assert two.read_text() == drawn
+
+
+def test_questions_are_chats_by_category_and_another_layout_is_refused(tmp_path: Path) -> None:
+    make_tiny_target(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": "<{{ messages[0]['content'] }}>"})
+    )
+    file = tmp_path / "questions.jsonl"
+    lines = [{"question_id": i, "category": name, "turns": ["a", "b"]} for i, name in enumerate(("math", "stem", "qa"))]
+    file.write_text("\n".join(map(json.dumps, lines)))
+
+    found = read_questions(file, str(tmp_path))
+
+    assert {name: [prompt.text for prompt in some] for name, some in found.items()} == {
+        "mt_bench": ["<a>", "<a>"],
+        "qa": ["<a>"],
+    }
+    file.write_text('{"text": "a"}')
+    with pytest.raises(ConfigError, match="not JSON lines of question_id, category and turns: KeyError: 'category'"):
+        read_questions(file, str(tmp_path))
+
+
+def test_share_slower_counts_prompts_not_tokens() -> None:
+    slower = [taken("fast", "p", 0.5), taken("fast", "q", 2.5)]
+    assert figures.share_slower(slower, SAMPLES[::2]) == 0.5
