@@ -51,8 +51,7 @@ class PublicHost:
         self._config = config = load_config(os.environ["SERVING_CONFIG"])
         self._checkpoint = served_checkpoint(config)
         self._streams = bool(json.loads(args["model_config"]).get("model_transaction_policy", {}).get("decoupled"))
-        self._own_folder = tempfile.TemporaryDirectory(prefix="specserve-slots-")  # without a launcher
-        folder = Path(os.environ.get(STATE_FOLDER) or self._own_folder.name)
+        folder = Path(os.environ.get(STATE_FOLDER) or tempfile.mkdtemp(prefix="slots-"))  # its own without a launcher
         self._refusals: WorkerPool[None] = WorkerPool("refusal", NUM_REFUSING)
         self._drain = Drain(folder)
         self._breakers: dict[str, Breaker[DraftAnswer]] = {
