@@ -36,7 +36,7 @@ TORCH_FITS := from importlib.metadata import version as v; exit(not (2, 11) <= t
 
 .DEFAULT_GOAL := help
 # build, tests, docker, gateway and clients are folders: no target may be mistaken for one.
-.PHONY: help setup demo serve reload gateway test test-long failover soak overload neighbour exact audit audit-full fuzz fuzz-parsers bench paper profile load load-ui lint configuration lock models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
+.PHONY: help setup demo serve reload gateway test test-long failover soak overload neighbour exact audit audit-full fuzz fuzz-parsers bench gpu-check paper profile load load-ui lint configuration lock models size clean build tests docker docker-cpu docker-gateway docker-torch docker-trtllm docker-check clients
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,6 +92,9 @@ load: $(VENV)/.load ## many users at once, each method in turn, with a report: m
 
 load-ui: $(VENV)/.load ## the same by hand, on locust's page: make load-ui ARGS="--grpc localhost:8001"
 	@$(PY) -m locust -f clients/locustfile.py --class-picker --web-host 127.0.0.1 $(ARGS)
+
+gpu-check: $(VENV)/.bench ## what a GPU shows: imports, exactness, t(rows), speed; a page and JSON: make gpu-check ARGS=--help
+	@$(PY) -m benchmarks.gpu_check $(ARGS)
 
 paper: $(VENV)/.bench ## the papers' experiments, with their figures beside ours: make paper ARGS=--help
 	@$(PY) -m benchmarks.paper $(ARGS)
