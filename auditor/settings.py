@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-#: Makes drafts independent of load; by default, methods with a drafter draft less when requests share passes.
-FIXED = {"adaptive": False}
 #: name of a setting → (method, its parameters).
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "none": ("none", {}),
@@ -38,30 +36,30 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "predicted 3": ("predicted", {"draft_len": 3, "max_ngram": 2}),
     "predicted 64": ("predicted", {"draft_len": 64, "max_ngram": 8}),
     "draft_model 1": ("draft_model", {"draft_len": 1}),
-    "draft_model 4": ("draft_model", {**FIXED, "draft_len": 4}),
-    "draft_model 8": ("draft_model", {**FIXED, "draft_len": 8}),
-    "draft_model tree": ("draft_model", {**FIXED, "draft_len": 4, "top_k": 3, "max_nodes": 12}),
+    "draft_model 4": ("draft_model", {"draft_len": 4}),
+    "draft_model 8": ("draft_model", {"draft_len": 8}),
+    "draft_model tree": ("draft_model", {"draft_len": 4, "top_k": 3, "max_nodes": 12}),
     "medusa": ("medusa", {}),
-    "medusa leaves": ("medusa", {**FIXED, "choices": [[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]]}),
-    "medusa chain": ("medusa", {**FIXED, "choices": [[0, 0, 0]]}),
+    "medusa leaves": ("medusa", {"choices": [[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]]}),
+    "medusa chain": ("medusa", {"choices": [[0, 0, 0]]}),
     "eagle": ("eagle", {}),
-    "eagle narrow": ("eagle", {**FIXED, "choices": [[0, 0, 0], [0, 1], [1]]}),
-    "eagle chain": ("eagle", {**FIXED, "choices": [[0, 0, 0, 0]]}),
+    "eagle narrow": ("eagle", {"choices": [[0, 0, 0], [0, 1], [1]]}),
+    "eagle chain": ("eagle", {"choices": [[0, 0, 0, 0]]}),
     "eagle2": ("eagle2", {}),
-    "eagle2 small": ("eagle2", {**FIXED, "top_k": 3, "depth": 3, "max_nodes": 8}),
-    "eagle2 wide": ("eagle2", {**FIXED, "top_k": 10, "depth": 6, "max_nodes": 40}),
+    "eagle2 small": ("eagle2", {"top_k": 3, "depth": 3, "max_nodes": 8}),
+    "eagle2 wide": ("eagle2", {"top_k": 10, "depth": 6, "max_nodes": 40}),
     "eagle3": ("eagle3", {}),
-    "eagle3 small": ("eagle3", {**FIXED, "top_k": 3, "depth": 3, "max_nodes": 8}),
-    "eagle3 wide": ("eagle3", {**FIXED, "top_k": 10, "depth": 6, "max_nodes": 40}),
+    "eagle3 small": ("eagle3", {"top_k": 3, "depth": 3, "max_nodes": 8}),
+    "eagle3 wide": ("eagle3", {"top_k": 10, "depth": 6, "max_nodes": 40}),
     "redrafter": ("redrafter", {}),
-    "redrafter 2 3": ("redrafter", {**FIXED, "beams": 2, "beam_len": 3}),
-    "redrafter 8 4": ("redrafter", {**FIXED, "beams": 8, "beam_len": 4}),
+    "redrafter 2 3": ("redrafter", {"beams": 2, "beam_len": 3}),
+    "redrafter 8 4": ("redrafter", {"beams": 8, "beam_len": 4}),
     "prompt_lookup+eagle2": ("prompt_lookup+eagle2", {}),
-    "prompt_lookup+eagle2 8": ("prompt_lookup+eagle2", {**FIXED, "max_nodes": 8, "eagle2": {"top_k": 3}}),
+    "prompt_lookup+eagle2 8": ("prompt_lookup+eagle2", {"max_nodes": 8, "eagle2": {"top_k": 3}}),
     "suffix+recycling": ("suffix+recycling", {}),
     "suffix+recycling 9": ("suffix+recycling", {"max_nodes": 9, "recycling": {"choices": [[0], [1], [0, 0]]}}),
     "medusa+eagle3": ("medusa+eagle3", {}),
-    "medusa+eagle3 40": ("medusa+eagle3", {**FIXED, "max_nodes": 40, "medusa": {"max_nodes": 12}}),
+    "medusa+eagle3 40": ("medusa+eagle3", {"max_nodes": 40, "medusa": {"max_nodes": 12}}),
 }
 
 

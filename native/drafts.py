@@ -1,4 +1,4 @@
-"""Drafts in C++, for the proposers that need only tokens; the Python proposers are reference and fallback."""
+"""Drafts in C++, for the proposers that need only tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from native.drafts_library import (
-    CostFields,
     PredictedOptions,
     PromptLookupOptions,
     SuffixOptions,
@@ -22,7 +21,6 @@ from native.failures import check, counted, made
 from native.freeing import freed_with
 from native.response_memory import NativeRecollection
 from orchestrator.core.arrays import FloatArray
-from orchestrator.core.cost_model import CostModel
 from orchestrator.core.tree import MAX_NODES, TokenTree
 
 #: Most tokens that a call reads, which takes about a millisecond.
@@ -77,8 +75,8 @@ class NativeCorpus:
 class NativeEstimates:
     """The counts of accepted and tested candidates that all requests of a process share."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self.library = library
+    def __init__(self) -> None:
+        self.library = library = drafts_library()
         self.handle = made(library.drafts_new_estimates(), "counts of accepted candidates")
         freed_with(self, library.drafts_free_estimates, self.handle)
 
@@ -86,23 +84,21 @@ class NativeEstimates:
 class NativeProposer:
     """Drafts for one request.
 
-    handle: for native code that drafts step by step (drafts.h). next_address: of `drafts_next`, or, for a growth, of
-    `drafts_grow_jointly`. sources: what native code drafts from; kept as long as the proposer.
-    Invariant: every tree equals that of the Python reference, names included.
+    handle: for native code that drafts step by step (drafts.h). sources: what native code drafts from; kept as long as
+    the proposer.
     """
 
     def __init__(self, library: ctypes.CDLL, handle: int | None, sources: Collection[object] = ()) -> None:
         self._library, self.handle = library, made(handle, "a proposer")
         self._sources = sources
-        self.next_address: int = ctypes.cast(library.drafts_next, c_void_p).value or 0
         freed_with(self, library.drafts_free, self.handle)
-        self._nodes, self._probabilities = np.empty((3, MAX_NODES), np.int32), np.empty(MAX_NODES)
-        self._tree = TreeFields(*(row.ctypes.data for row in (*self._nodes, self._probabilities)))
+        self._nodes = np.empty((3, MAX_NODES), np.int32)
+        self._tree = TreeFields(*(row.ctypes.data for row in self._nodes))
 
     def next(self, read: Sequence[int], max_nodes: int, max_depth: int) -> tuple[TokenTree, list[int]]:
         """Return the tree after the text, and the name of each node's source; read: the new tokens.
 
-        Not for a growth, whose trees are sized by costs. The calls keep the global lock: long texts are read in pieces.
+        The calls keep the global lock: long texts are read in pieces.
         """
         while len(read) > PIECE:
             self._next(read[:PIECE], 0, 0)
@@ -156,52 +152,35 @@ class GrowthBinding(PredictionBinding):
         sources = *(each.address if each else None for each in (tables, corpus)), memory.handle if memory else None
         handle = library.drafts_new_growth(estimates.handle, *sources, is_chain)
         super().__init__(library, handle, prediction, (estimates, tables, corpus, memory))
-        self.next_address = ctypes.cast(library.drafts_grow_jointly, c_void_p).value or 0
 
-    def read(self, tokens: Sequence[int]) -> None:
-        """Read output; candidates for steps without a tree are compared with it, except before the first tree."""
-        self._read(self._library.drafts_read, tokens)
+    def size_by(self, seconds: FloatArray, others_tokens: float, rate_to_beat: float, temperature_range: int) -> None:
+        """Set what the next trees are sized by, until it is set again.
 
-    def grow(
-        self, temperature_range: int, max_nodes: int, max_depth: int, costs: CostModel
-    ) -> tuple[TokenTree, list[int], FloatArray]:
-        """Return the tree, each node's sources as bits, and each node's probability.
-
-        The bits are those of `orchestrator.drafting.native_growth.NAMES`.
-        temperature_range: the request's, one of those that the counts distinguish.
+        seconds: (n,) float64, of a pass in which the request has 1, 2, … rows. others_tokens: those that the other
+        requests are expected to get from it. rate_to_beat: tokens per second without drafts. temperature_range: the
+        request's, one of those that the counts distinguish.
         """
-        limits = temperature_range, min(max_nodes, MAX_NODES), max_depth
-        size = self._library.drafts_grow(self.handle, *limits, CostFields.of(costs), self._tree)
-        tokens, parents, names = self._nodes[:, : counted(size, "a draft")].copy()
-        return TokenTree(tokens, parents), names.tolist(), self._probabilities[:size].copy()
-
-    def learn(self, tokens: Sequence[int]) -> None:
-        """Compare the candidates of the last tree with the text that followed."""
-        check(self._library.drafts_learn(self.handle, (c_int32 * len(tokens))(*tokens), len(tokens)), "learning")
+        size_by = self._library.drafts_size_by
+        wrong = size_by(self.handle, seconds.ctypes.data, len(seconds), others_tokens, rate_to_beat, temperature_range)
+        check(wrong, "sizing")
 
 
-def native_estimates() -> NativeEstimates | None:
-    """Return new counts; None where the library cannot be built."""
+def native_predicted(options: PredictedOptions, prediction: Sequence[int]) -> PredictionBinding:
+    """Return a `predicted` proposer for one request. prediction: token ids."""
     library = drafts_library()
-    return NativeEstimates(library) if library else None
+    return PredictionBinding(library, library.drafts_new_predicted(options), prediction)
 
 
-def native_predicted(options: PredictedOptions, prediction: Sequence[int]) -> PredictionBinding | None:
-    """Return a `predicted` proposer for one request; None where the library cannot be built. prediction: token ids."""
+def native_prompt_lookup(options: PromptLookupOptions) -> NativeProposer:
+    """Return a `prompt_lookup` proposer for one request."""
     library = drafts_library()
-    return PredictionBinding(library, library.drafts_new_predicted(options), prediction) if library else None
-
-
-def native_prompt_lookup(options: PromptLookupOptions) -> NativeProposer | None:
-    """Return a `prompt_lookup` proposer for one request; None where the library cannot be built."""
-    library = drafts_library()
-    return NativeProposer(library, library.drafts_new_prompt_lookup(options)) if library else None
+    return NativeProposer(library, library.drafts_new_prompt_lookup(options))
 
 
 def native_suffix(
     options: SuffixOptions, memory: NativeRecollection | None = None, corpus: NativeCorpus | None = None
-) -> NativeProposer | None:
-    """Return a `suffix` proposer for one request; None where the library cannot be built."""
+) -> NativeProposer:
+    """Return a `suffix` proposer for one request."""
     library = drafts_library()
     handle = library.drafts_new_suffix(options, memory.handle if memory else None, corpus.address if corpus else None)
     return NativeProposer(library, handle, (memory, corpus))

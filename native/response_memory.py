@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from ctypes import CDLL, c_int32
+from ctypes import c_int32
 
 import numpy as np
 
@@ -19,8 +19,8 @@ MAX_REMEMBERED = 1024
 class NativeMemory:
     """Earlier responses in native code; any thread may call. max_tokens: most tokens held, over all salts."""
 
-    def __init__(self, library: CDLL, max_tokens: int) -> None:
-        self.library = library
+    def __init__(self, max_tokens: int) -> None:
+        self.library = library = drafts_library()
         self.handle = made(library.drafts_new_memory(max_tokens), "a memory of responses")
         freed_with(self, library.drafts_free_memory, self.handle)
 
@@ -52,9 +52,3 @@ class NativeRecollection:
         for token, times in found[:, :size].T.tolist():
             counts[token] += times
         return counts
-
-
-def native_memory(max_tokens: int) -> NativeMemory | None:
-    """Return a memory without responses; None where the library cannot be built."""
-    library = drafts_library()
-    return NativeMemory(library, max_tokens) if library else None

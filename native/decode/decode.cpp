@@ -8,7 +8,6 @@
 #include "guarded.h"
 #include "drafts/united.h"
 #include "decode/decode_arguments.h"
-#include "decode/growing.h"
 
 namespace native {
 namespace {
@@ -33,7 +32,7 @@ class Steps {
   Steps(Model& model, const SegmentPass& first, Decoding& decoding, Pool::Awake& awake)
       : model_(model), pass_(first), decoding_(decoding), awake_(awake), count_(first.num_segments),
         segments_(first.segments, first.segments + count_), committed_(count_), trees_(count_), turns_(count_),
-        num_tokens_(count_), growing_(decoding, count_),
+        num_tokens_(count_),
         drafters_(decoding.drafters, decoding.num_drafters, uses_of(decoding, count_), first) {
     pass_.segments = segments_.data();
     for (int i = 0; i < count_; ++i) decoding_.num_read[i] = decoding_.continuations[i].use.num_read;
@@ -147,16 +146,13 @@ class Steps {
       std::copy_n(pass_.features + sources[i] * width, width, pass_.features + destinations[i] * width);
   }
 
-  // Draft the next trees: the members of each sequence take turns, the drafters of all sequences draft together, and at
-  // last those trees grow that are sized by the rows of all.
+  // Draft the next trees: the members of each sequence take turns, and the drafters of all sequences draft together.
   const char* draft() {
     for (int i = 0; i < count_; ++i) {
       trees_[i].clear(), turns_[i] = 0;
-      if (!decoding_.continuations[i].is_grown && !propose(i)) return kFailed;
+      if (!propose(i)) return kFailed;
     }
-    if (decoding_.num_drafters)
-      if (const char* wrong = draft_by_drafters()) return wrong;
-    return grow();
+    return decoding_.num_drafters ? draft_by_drafters() : nullptr;
   }
 
   const char* draft_by_drafters() {
@@ -188,9 +184,9 @@ class Steps {
     const Continuation& each = decoding_.continuations[i];
     for (int& turn = turns_[i]; turn < each.num_members && each.members[turn].proposer; ++turn) {
       const size_t room = size_t(each.max_nodes) + 1;
-      drafted_.resize(3 * room), probabilities_.resize(room);
+      drafted_.resize(3 * room);
       int32_t* drafted = drafted_.data();
-      const drafts::Tree tree{drafted, drafted + room, drafted + 2 * room, probabilities_.data()};
+      const drafts::Tree tree{drafted, drafted + room, drafted + 2 * room};
       const std::vector<int32_t>& committed = committed_[i];
       const int size = guarded_or(-1, [&] {
         return each.members[turn].proposer->next(committed.data(), committed.size(), share(i), max_depth(i), tree);
@@ -199,25 +195,6 @@ class Steps {
       trees_[i].merge(turn, size, tree.tokens, tree.parents, tree.names);
     }
     return true;
-  }
-
-  // Let the trees grow that are sized by the rows of all. Sequences that are over only learn, since the next pass will not
-  // hold them.
-  const char* grow() {
-    growing_.begin();
-    for (int i = 0; i < count_; ++i) {
-      const Continuation& each = decoding_.continuations[i];
-      if (!decoding_.is_over[i]) growing_.add(each, 1 + trees_[i].size());
-      if (each.is_grown) growing_.ask(committed_[i], share(i), max_depth(i));
-    }
-    if (const char* wrong = growing_.grow()) return wrong;
-    auto grown = growing_.grown().begin();
-    for (int i = 0; i < count_; ++i) {
-      if (!decoding_.continuations[i].is_grown) continue;
-      trees_[i].merge(0, grown->num_nodes, grown->tree.tokens, grown->tree.parents, grown->tree.names);
-      ++grown;
-    }
-    return nullptr;
   }
 
   // The maximum number of nodes that the member whose turn it is may add, as in `Union.propose`.
@@ -264,10 +241,8 @@ class Steps {
   std::vector<drafts::UnitedTree> trees_;        // the next tree of each sequence, and the member whose turn it is
   std::vector<int> turns_;
   std::vector<int32_t> num_tokens_, ids_, parents_, drafted_;
-  GrowingTrees growing_;
   Drafters drafters_;
   std::vector<int32_t> paths_ = std::vector<int32_t>(size_t(pass_.num_nodes));
-  std::vector<double> probabilities_;
   int32_t *tokens_out_ = decoding_.node_tokens, *parents_out_ = decoding_.node_parents,
           *names_out_ = decoding_.node_names, *path_out_ = decoding_.paths;
   uint32_t sizes_seen_ = 0;  // bit n is set once a pass has had a number of rows with n bits

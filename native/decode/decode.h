@@ -22,15 +22,12 @@ struct Member {
 
 // How a sequence continues. Its trees, each of at most max_nodes nodes and max_depth levels, come from its members, at
 // most one of them a drafter: from one method, or merged from those of a union, at most four.
-// is_grown: its only member is a growth, whose tree grows together with those of the others. root_s, node_s: what its
-// context adds to the seconds of a pass for its root, and for each node of its tree.
 // The sequence ends after max_tokens tokens, or with one of stop_ids after the first min_tokens tokens.
 struct Continuation {
   const Member* members;
-  double root_s, node_s;
   DrafterUse use;
   const int32_t* stop_ids;
-  int32_t num_members, num_stop_ids, min_tokens, max_tokens, max_nodes, max_depth, is_grown;
+  int32_t num_members, num_stop_ids, min_tokens, max_tokens, max_nodes, max_depth;
 };
 
 // Up to num_steps steps for every segment of a pass. No more passes begin after limit_us, or once `interrupt` is not 0,
@@ -42,8 +39,6 @@ struct Decoding {
   int32_t num_steps, limit_us, max_logits;  // max_logits: rows of the array of logits
   const volatile int32_t* interrupt;
   sampling::Request* requests;  // (num_segments), how each sequence is sampled; its rows are filled in for each pass
-  drafts::Curve curve;  // of passes without contexts, for trees that grow together
-  double mean_tokens;   // those that a step of the other sequences is expected to give
   const Continuation* continuations;  // (num_segments)
   const Drafter* drafters;            // (num_drafters)
   // (14) each: threads of a pass, by the bit length of its number of rows; first_threads: for the first pass of that

@@ -24,8 +24,6 @@ inline const char* refusal(const Model& model, const SegmentPass& pass, const De
     const auto is_drafter = [](const Member& member) { return !member.proposer; };
     if (std::count_if(each.members, each.members + each.num_members, is_drafter) != (each.use.drafter >= 0))
       return "members: not one without a proposer for each drafter";
-    if (each.is_grown && (each.num_members != 1 || is_drafter(*each.members))) return "is_grown: not one member, a growth";
-    if (each.is_grown && decoding.curve.num_points < 1) return "curve: has no points";
     if (each.max_nodes < 0 || each.max_depth < 0) return "max_nodes, max_depth: below 0";
     num_rows += each.max_nodes;
   }

@@ -1,4 +1,4 @@
-// The suffix automaton of orchestrator/drafting/automaton.py.
+// A suffix automaton of a text that grows: what followed each of its substrings, and how often.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The candidates of orchestrator/drafting/candidates.py: what may come next, by source, and how likely it seems.
+// The candidates of `auto`: what may come next, by source, and how likely it seems.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Look-ups in a preloaded corpus: `Corpus` of orchestrator/drafting/corpus.py.
+// Look-ups in a preloaded corpus, whose files orchestrator/drafting/corpus.py maps.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The C interface of the native proposers: those of orchestrator/drafting that need only tokens, bit for bit.
+// The C interface of the native proposers: those that need only tokens.
 //
 // A process has one Estimates and at most one Memory; a request has one Proposer, which one thread at a time may use. If
 // memory runs out, a new object is null and a number of nodes is -1.
@@ -10,7 +10,6 @@
 #include "drafts/drafts.h"
 #include "drafts/growth.h"
 #include "guarded.h"
-#include "drafts/joint_growth.h"
 #include "drafts/predicted.h"
 #include "drafts/prompt_lookup.h"
 #include "drafts/response_memory.h"
@@ -106,34 +105,12 @@ const char* drafts_read_prompt(void* proposer, const int32_t* tokens, size_t cou
   return native::guarded([&] { return as<PredictionProposer>(proposer)->read_prompt(tokens, count), nullptr; });
 }
 
-// Read output; returns null, or what is wrong.
-const char* drafts_read(void* growth, const int32_t* tokens, size_t count) {
-  return native::guarded([&] { return as<Growth>(growth)->read(tokens, count), nullptr; });
-}
-
-// Write the tree after the text that has been read; return its number of nodes. range: of temperature, for the later
-// trees, too.
-int drafts_grow(void* growth, int range, int max_nodes, int max_depth, const Costs* costs, const Tree* tree) {
-  return guarded_or(-1, [&] {
-    Growth* const alone = as<Growth>(growth);
-    JointTree joint{static_cast<Proposer*>(alone), nullptr, 0, 0.0, *tree, max_nodes, max_depth, 0};
-    const Growth::Locks locks({alone});
-    alone->set_range(range);
-    alone->begin_tree(max_nodes, max_depth);
-    grow_jointly(&joint, 1, *costs, max_nodes);
-    return joint.num_nodes;
+// Set what the next trees of a growth are sized by (`Growth::size_by`); returns null, or what is wrong.
+const char* drafts_size_by(void* growth, const double* seconds, size_t count, double others_tokens, double rate_to_beat,
+                           int range) {
+  return native::guarded([&] {
+    return as<Growth>(growth)->size_by(seconds, count, others_tokens, rate_to_beat, range), nullptr;
   });
-}
-
-// Learn from what each request has committed, and write the trees after it, which are sized together, and their numbers
-// of nodes; returns null, or what is wrong.
-const char* drafts_grow_jointly(JointTree* joint_trees, size_t count, const SharedPass* pass) {
-  return native::guarded([&] { return grow_jointly(joint_trees, count, *pass), nullptr; });
-}
-
-// Returns null, or what is wrong.
-const char* drafts_learn(void* growth, const int32_t* tokens, size_t count) {
-  return native::guarded([&] { return as<Growth>(growth)->learn(tokens, count), nullptr; });
 }
 
 }  // extern "C"

@@ -1,4 +1,5 @@
-// How likely a candidate is to be the next token: orchestrator/drafting/estimates.py.
+// How likely a candidate is to be the next token: counts of all requests, corrected by how a request's own text differs.
+// The counts are the Beta–Bernoulli estimate with a geometric discount (Garivier and Moulines 2011, arXiv:0805.3415).
 #pragma once
 
 #include <cstdint>

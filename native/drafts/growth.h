@@ -1,4 +1,4 @@
-// The growth of orchestrator/drafting/growth.py over the sources of orchestrator/drafting/candidates.py.
+// The trees of `auto`: grown from all sources of candidates, the likeliest node first, as long as a node pays.
 #pragma once
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <mutex>
 #include <queue>
 #include <tuple>
@@ -23,7 +24,11 @@
 
 namespace drafts {
 
-constexpr double kMaxProbability = 0.99, kAgreement = 3.0;
+// kMaxProbability: the highest that an estimate gives a candidate. kAgreement: the factor by which each additional source
+// that names a token raises its prior odds. kMargin: a tree is sent only if it promises this fraction more tokens per
+// second than plain steps.
+constexpr double kMaxProbability = 0.99, kAgreement = 3.0, kMargin = 0.02;
+// Candidates are distinguished by the highest probability that the sources before theirs give, in this many grades.
 constexpr int kGrades = 5;
 constexpr int kPredictedNgram = 6;  // the default of `predicted`
 
@@ -49,58 +54,82 @@ class Growth : public PredictionProposer {
     num_judged_ = 0;
   }
 
-  // Its trees grow together with others' (joint_growth.h), so it writes none.
-  int next(const int32_t* committed, size_t count, int, int, const Tree&) override { return follow(committed, count), 0; }
-
-  // Learn from the tokens that a step has committed, and read them.
-  void follow(const int32_t* committed, size_t count) {
-    learn(committed, count);
-    read(committed, count);
+  // Set what the next trees are sized by. seconds: of a pass in which the request has 1, 2, … rows. others_tokens: those
+  // that the other requests are expected to get from it. rate_to_beat: tokens per second without drafts. range: of the
+  // request's temperature.
+  void size_by(const double* seconds, size_t count, double others_tokens, double rate_to_beat, int range) {
+    seconds_.assign(seconds, seconds + count);
+    row_s_ = least_slopes(seconds_);
+    others_tokens_ = others_tokens, rate_to_beat_ = rate_to_beat, range_ = range;
   }
 
-  // Keeps the counts and the earlier responses, which the growths of a process share, from changing while trees grow.
+  int next(const int32_t* committed, size_t count, int max_nodes, int max_depth, const Tree& tree) override {
+    learn(committed, count);
+    read(committed, count);
+    options_.clear();
+    return max_nodes > 0 && max_depth > 0 && !seconds_.empty() ? grow(max_nodes, max_depth, tree) : 0;
+  }
+
+ private:
+  // Keeps the counts and the earlier responses, which the growths of a process share, from changing while a tree grows.
   class Locks {
    public:
-    explicit Locks(const std::vector<Growth*>& growths) {
-      const auto remembers = std::find_if(growths.begin(), growths.end(), [](const Growth* each) { return each->memory_; });
-      if (!growths.empty()) estimates_ = std::unique_lock(growths[0]->estimates_->mutex);
-      if (remembers != growths.end()) memory_ = std::unique_lock((*remembers)->memory_->memory->mutex);
+    explicit Locks(const Growth& growth) : estimates_(growth.estimates_->mutex) {
+      if (growth.memory_) memory_ = std::unique_lock(growth.memory_->memory->mutex);
     }
 
    private:
     std::unique_lock<std::mutex> estimates_, memory_;
   };
 
-  void set_range(int range) { range_ = range; }
+  // For each number of rows, the least mean price of a row beyond them; infinite for the last.
+  static std::vector<double> least_slopes(const std::vector<double>& seconds) {
+    std::vector<double> slopes(seconds.size(), std::numeric_limits<double>::infinity());
+    for (size_t from = 0; from < seconds.size(); ++from)
+      for (size_t to = from + 1; to < seconds.size(); ++to)
+        slopes[from] = std::min(slopes[from], (seconds[to] - seconds[from]) / double(to - from));
+    return slopes;
+  }
 
-  // Begin a tree after the text, under Locks.
-  void begin_tree(int max_nodes, int max_depth) {
-    has_grown_ = true, num_nodes_ = 0, max_nodes_ = max_nodes, max_depth_ = max_depth;
+  // Write the tree after the text; return how many of its nodes are worth sending, which are its first ones.
+  // The probability of a node is the product of those on its path, so no node is likelier than its parent, and the best
+  // n nodes are the n likeliest. If no node is worth more than the highest rate so far × the least price of another row,
+  // neither it nor any later one can raise the rate.
+  int grow(int max_nodes, int max_depth, const Tree& tree) {
+    const Locks locks(*this);
+    begin_tree(max_depth);
+    double rate = (1.0 + kMargin) * rate_to_beat_, tokens = 1.0 + others_tokens_;
+    int num_best = 0;
+    while (num_nodes_ < max_nodes && !waiting_.empty() && -waiting_.top().minus_probability > rate * row_s_[num_nodes_]) {
+      tokens -= waiting_.top().minus_probability;
+      add(tree);
+      if (tokens > rate * seconds_[num_nodes_]) rate = tokens / seconds_[num_nodes_], num_best = num_nodes_;
+    }
+    return num_best;
+  }
+
+  void begin_tree(int max_depth) {
+    has_grown_ = true, num_nodes_ = 0, max_depth_ = max_depth;
     refresh_ratios();
     recall();
-    options_.clear(), children_.clear(), states_.clear();
+    children_.clear(), states_.clear();
     waiting_ = {};
     expand(0, 0, 1.0, start());
   }
 
-  // The probability of the likeliest node that may be added; 0 if there is none, or no room for it.
-  double likeliest() const {
-    return waiting_.empty() || num_nodes_ == max_nodes_ ? 0.0 : -waiting_.top().minus_probability;
-  }
-
-  // Add that node, under Locks.
+  // Add the likeliest node that is waiting.
   void add(const Tree& tree) {
     const PendingNode next = waiting_.top();
     waiting_.pop();
     tree.tokens[num_nodes_] = next.token;
     tree.parents[num_nodes_] = next.parent;
     tree.names[num_nodes_] = next.option.kind.names;
-    tree.probabilities[num_nodes_] = -next.minus_probability;
     const int node = ++num_nodes_;
     children_[next.parent].emplace_back(next.token, node);
     expand(node, next.depth, -next.minus_probability, after(states_[next.parent], next.token));
   }
 
+  // Compare the candidates of the last tree with the text that followed, whether or not they were sent.
   void learn(const int32_t* tokens, size_t count) {
     const std::lock_guard lock(estimates_->mutex);
     size_t node = 0;
@@ -116,7 +145,6 @@ class Growth : public PredictionProposer {
     options_.clear();
   }
 
- private:
   // Find the texts of the memory that may be drafted from, under Locks.
   void recall() { texts_ = memory_ ? memory_->memory->texts(memory_->salt) : Texts{}; }
 
@@ -130,7 +158,7 @@ class Growth : public PredictionProposer {
   }
 
   void judge(int token) {
-    const Locks locks({this});
+    const Locks locks(*this);
     refresh_ratios();
     recall();
     compare(options_behind(start()), token);
@@ -263,7 +291,9 @@ class Growth : public PredictionProposer {
   bool is_chain_;
   Automaton text_{kMaxMatch};
   Recent recent_{};
-  int num_nodes_ = 0, max_nodes_ = 0, max_depth_ = 0, range_ = 0;
+  std::vector<double> seconds_, row_s_;
+  double others_tokens_ = 0.0, rate_to_beat_ = 0.0;
+  int num_nodes_ = 0, max_depth_ = 0, range_ = 0;
   bool has_grown_ = false;
   size_t num_judged_ = 0;  // how many of the tokens that will be read next
   std::array<RequestOdds, kNumSources> odds_;

@@ -1,4 +1,5 @@
-// The drafts of orchestrator/drafting/predicted.py.
+// Predicted outputs: the prediction is followed as long as it fits; after k > 1 rejected drafts in a row, the last k − 1
+// tokens must agree with it, and if that is more than max_ngram, it is no longer used.
 #pragma once
 
 #include <algorithm>

@@ -18,7 +18,7 @@ struct Place {
   int at, agreement;
 };
 
-// Follows an output through the prediction, as `Predicted.follow` of orchestrator/drafting/predicted.py does.
+// Follows an output through the prediction.
 class Prediction {
  public:
   // max_ngram: most tokens that must agree before the prediction is followed again; at most kMaxMatch.
@@ -49,7 +49,7 @@ class Prediction {
     return agrees_ = agrees_ || needed == 0;
   }
 
-  // The place after the text, as PredictionCandidates of orchestrator/drafting/candidates.py finds it.
+  // The place after the text; nowhere once the prediction has ended.
   Place start(const Recent& recent) {
     static_assert(kMaxMatch >= kMaxAgreement);
     if (tokens_.empty()) return {-1, 0};

@@ -1,4 +1,4 @@
-// The drafts of orchestrator/drafting/prompt_lookup.py.
+// Prompt lookup: the continuations of earlier occurrences of the longest matching suffix.
 #pragma once
 
 #include <algorithm>
@@ -54,7 +54,10 @@ class PromptLookup : public Proposer {
     for (int size = index_.longest(); size > 0; --size) {
       for (int place : ordered(index_.at_end(size))) {
         if (int(found.size()) >= most) return found;
-        const bool is_skipped = options_.clip == kSkip && place + options_.draft_len > int(text_.size());
+        // As first published, the whole draft is in the text, and it begins before the n-gram at the end does.
+        const int num_tokens = int(text_.size());
+        const bool is_skipped =
+            options_.clip == kSkip && (place + options_.draft_len > num_tokens || place >= num_tokens - size);
         if (!is_skipped && is_new(place)) found.push_back(place);
       }
     }

@@ -6,7 +6,7 @@
 
 namespace drafts {
 
-// MAX_MATCH of orchestrator/drafting/candidates.py.
+// The longest suffix that is looked up; longer agreement tells nothing more.
 constexpr int kMaxMatch = 24;
 
 // The last tokens of a text, the newest first.

@@ -1,4 +1,4 @@
-// Earlier responses to draft from: orchestrator/drafting/memory.py.
+// Earlier responses to draft from: limited in size, and separate for each cache salt.
 #pragma once
 
 #include <algorithm>

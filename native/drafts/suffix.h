@@ -1,4 +1,5 @@
-// The drafts of orchestrator/drafting/suffix.py.
+// Suffix decoding: what followed the longest suffix that occurred before, from the text, the memory or the corpus,
+// whichever promises the most accepted tokens.
 #pragma once
 
 #include <algorithm>

@@ -19,10 +19,8 @@ size_t size_of(const char* name) {
       {"Drafting", sizeof(native::Drafting)},     {"Chain", sizeof(native::Chain)},
       {"Chains", sizeof(native::Chains)},         {"Continuation", sizeof(native::Continuation)},
       {"Decoding", sizeof(native::Decoding)},     {"Drafter", sizeof(native::Drafter)},
-      {"DrafterUse", sizeof(native::DrafterUse)}, {"Costs", sizeof(drafts::Costs)},
-      {"Tree", sizeof(drafts::Tree)},             {"Request", sizeof(sampling::Request)},
-      {"Member", sizeof(native::Member)},         {"SharedPass", sizeof(drafts::SharedPass)},
-      {"JointTree", sizeof(drafts::JointTree)},
+      {"DrafterUse", sizeof(native::DrafterUse)}, {"Tree", sizeof(drafts::Tree)},
+      {"Request", sizeof(sampling::Request)},     {"Member", sizeof(native::Member)},
   };
   const auto found = sizes.find(name);
   return found == sizes.end() ? 0 : found->second;

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.types import Acceptance, StepOptions
+from orchestrator.core.types import StepOptions
 
 
 @dataclass(frozen=True)
@@ -54,18 +54,10 @@ class Drafting:
         began_s, budget = time.perf_counter(), self.limits.budget(self.context)
         proposal = self.proposer.propose(self.context, self.sampling, budget)
         self.draft_s = time.perf_counter() - began_s
-        return proposal, self.options.merged(self.proposer.options)
+        return proposal, self.options.merged(self.proposer.needs)
 
-    def commit(self, proposal: Proposal, acceptance: Acceptance) -> None:
-        """Commit the tokens of a step, and let the proposer learn."""
-        self.context.commit(acceptance.tokens(proposal.tree))
-        self.proposer.observe(proposal.tree, acceptance)
-
-    def commit_several(self, steps: Sequence[Step], is_native: bool) -> None:
-        """Commit the tokens of a burst's steps. is_native: native code drafted for them; otherwise they are plain."""
+    def commit(self, steps: Sequence[Step]) -> None:
+        """Commit the tokens of steps, and let the proposer learn."""
         for step in steps:
             self.context.commit(step.tokens)
-        if is_native:
-            self.proposer.observe_native(steps)
-        else:
-            self.proposer.observe_plain(steps)
+        self.proposer.observe(steps)

@@ -26,7 +26,6 @@ class Method:
     that draft by themselves have the method.
     config: the class of its parameters, named the same way.
     drafter: the Triton model that it calls, also a key of serving.toml; empty = it drafts in this process.
-    uses_drafters: it may call any drafter in its process.
     branches: why its trees branch unless the parameters say `is_chain`; empty = it only proposes chains.
     target_tokens: it learns from the target's tokens at all nodes of its own tree.
     hidden_states: the hidden states of the target that its drafter reads.
@@ -40,7 +39,6 @@ class Method:
     proposer: str = ""
     config: str = "parameters:MethodConfig"
     drafter: str = ""
-    uses_drafters: bool = False
     branches: str = ""
     target_tokens: bool = False
     hidden_states: HiddenStates = HiddenStates.NONE
@@ -84,22 +82,16 @@ _HEAD = Method(
 _EAGLE = replace(_HEAD, drafter="eagle", reads_every_state=True)
 _ALL = (
     Method("none", "none:NoProposer", engine_config=_AS_BUILT),
-    Method("auto", "auto:Auto", "auto:AutoConfig", uses_drafters=True, branches="tree true"),
+    Method("auto", "auto:Auto", "auto:AutoConfig", branches="tree true"),
     Method(
         "prompt_lookup",
-        "native_methods:prompt_lookup",
-        "prompt_lookup:PromptLookupConfig",
+        "lookup:PromptLookup",
+        "lookup:PromptLookupConfig",
         branches="branches above 1",
         engine_config=_AS_BUILT,
     ),
     Method("ngram", "ngram:Ngram", "ngram:NgramConfig"),
-    Method(
-        "suffix",
-        "native_methods:suffix",
-        "suffix:SuffixConfig",
-        branches="tree true",
-        engine_config=_AS_BUILT,
-    ),
+    Method("suffix", "lookup:Suffix", "lookup:SuffixConfig", branches="tree true", engine_config=_AS_BUILT),
     Method(
         "lookahead",
         "lookahead:Lookahead",
@@ -111,7 +103,7 @@ _ALL = (
     ),
     Method("jacobi", "jacobi:Jacobi", "jacobi:JacobiConfig", target_tokens=True),
     Method("recycling", "recycling:Recycling", "recycling:RecyclingConfig", branches="a tree", num_node_top=8),
-    Method("predicted", "native_methods:predicted", "predicted:PredictedConfig"),
+    Method("predicted", "lookup:Predicted", "lookup:PredictedConfig"),
     Method(
         "draft_model",
         "drafters:DraftModel",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from orchestrator.core.arrays import IdArray
 from orchestrator.core.context import Context
-from orchestrator.core.cost_model import SharedCosts
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, StepOptions
@@ -39,16 +39,23 @@ class Proposal:
 
     sources: for each node 1…m, the name of what proposed it, for the statistics.
     q: for each node 1…m, the distribution from which it was sampled; empty for deterministic drafts.
+    num_plain: of a bare root, how many steps may run together without a draft, this one included; 0 = only this one.
     """
 
     tree: TokenTree
     sources: tuple[str, ...]
     q: tuple[Distribution, ...] = ()
+    num_plain: int = 0
 
     @classmethod
     def empty(cls) -> Proposal:
         """Return the proposal without a draft."""
         return _EMPTY
+
+    @classmethod
+    def plain(cls, num_steps: int = sys.maxsize) -> Proposal:
+        """Return the proposal that so many steps run without a draft."""
+        return cls(TokenTree.bare(), (), num_plain=num_steps)
 
     @classmethod
     def of(cls, tree: TokenTree, source: str) -> Proposal:
@@ -85,12 +92,17 @@ _EMPTY = Proposal(TokenTree.bare(), ())
 
 
 class Step(NamedTuple):
-    """A completed step. draft_s: seconds to propose. target_s: seconds from the call of the target to its answer."""
+    """A completed step.
+
+    draft_s: seconds to propose. target_s: seconds from the call of the target to its answer. is_native: native code has
+    drafted after it, and has therefore read its tokens.
+    """
 
     proposal: Proposal
     acceptance: Acceptance
     draft_s: float
     target_s: float
+    is_native: bool = False
 
     @property
     def tokens(self) -> list[int]:
@@ -102,11 +114,9 @@ class NativeDrafts(NamedTuple):
     """What an engine needs to draft for a request in native code, without calling its proposer.
 
     max_nodes, max_depth: limits of a tree. sources: by the numbers that native code gives to the sources of nodes.
-    owner: a native proposer, with its `handle` and the address of its drafting function (`drafts::Next`, with costs
-    `drafts::GrowJointly`); or, without these, a drafter in the engine's process
-    (`orchestrator.core.messages.drafter.DrafterUse`).
-    costs: those by which its trees are sized, together with all others that are; None if they are not. The microseconds
-    of drafting are not counted.
+    owner: a native proposer, with its `handle` and the address of its drafting function (`drafts::Next`); or, without
+    these, a drafter in the engine's process (`orchestrator.core.messages.drafter.DrafterUse`).
+    is_sized: its trees are only as large as pays, so that a pass need not have room for max_nodes.
     options: what the proposer needs from a step after which native code cannot draft.
     members: of a union, in their order, each with the limits of its own tree; the union itself has no owner or sources.
     """
@@ -116,8 +126,7 @@ class NativeDrafts(NamedTuple):
     max_depth: int
     sources: tuple[str, ...]
     handle: int = 0
-    next_address: int = 0
-    costs: SharedCosts | None = None
+    is_sized: bool = False
     options: StepOptions = StepOptions()
     members: tuple[NativeDrafts, ...] = ()
 
@@ -140,22 +149,12 @@ class Proposer(Protocol):
     name: str
 
     @property
-    def num_plain(self) -> int:
-        """Return the number of upcoming steps that will not draft, so that `propose` need not be called for them."""
-        return 0
-
-    @property
-    def max_plain(self) -> int:
-        """Return how many plain steps may run together now: `num_plain`, or more if drafts may come late."""
-        return self.num_plain
-
-    @property
     def native_drafts(self) -> NativeDrafts | None:
         """What makes the next proposals in native code; None: `propose` must be called for each."""
         return None
 
     @property
-    def options(self) -> StepOptions:
+    def needs(self) -> StepOptions:
         """What the proposer needs from the step that verifies its last proposal."""
         return StepOptions()
 
@@ -166,17 +165,8 @@ class Proposer(Protocol):
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return a tree below the context's root, within the budget; a bare root is legal."""
 
-    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Learn from the decision on the last proposal; the context already has the committed tokens."""
-        return
-
-    def observe_plain(self, steps: Sequence[Step]) -> None:
-        """Learn from plain steps that ran together, as many as `max_plain` allowed or fewer."""
-        for step in steps:
-            self.observe(step.proposal.tree, step.acceptance)
-
-    def observe_native(self, steps: Sequence[Step]) -> None:
-        """Learn from steps whose trees native code drafted, and from which it has already learnt."""
+    def observe(self, steps: Sequence[Step]) -> None:
+        """Learn from the steps since the last proposal, whose tokens the context already has."""
         return
 
     def close(self) -> None:

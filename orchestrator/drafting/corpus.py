@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +26,6 @@ FORMAT = 1
 MAX_DEPTH = 64
 #: Maximum places examined of those where a text occurs, evenly spread over them.
 MAX_PLACES = 256
-#: The maximum in each shard where only the likeliest follower is needed.
-FEW_PLACES = 32
 WHERE = "key corpus_index in the deployment file"
 REMEDY = f"build it again with python -m build.corpus_index, or leave the key empty ({WHERE})"
 
@@ -51,41 +49,12 @@ class Shard:
         found: list[int] = self.tokens[max(end - length, 0) : end][::-1].tolist()
         return found
 
-    def agreement(self, backwards: list[int]) -> int:
-        """Return how many of these tokens, the nearest first, precede the place that agrees best."""
-        place = bisect_left(self.ends, backwards, key=lambda end: self.before(int(end), len(backwards)))
-        beside = (self.before(int(end), len(backwards)) for end in self.ends[max(place - 1, 0) : place + 1])
-        return max((_common(backwards, other) for other in beside), default=0)
-
     def places(self, backwards: list[int]) -> Ends:
         """Return the places that follow these tokens, given the nearest first."""
         size = len(backwards)
         first = bisect_left(self.ends, backwards, key=lambda end: self.before(int(end), size))
         last = bisect_right(self.ends, backwards, lo=first, key=lambda end: self.before(int(end), size))
         return self.ends[first:last]
-
-
-def _common(left: Sequence[int], right: Sequence[int]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
-
-
-class Found(NamedTuple):
-    """The longest suffix of a text that the corpus has. length: its tokens. places: in each shard, those after it."""
-
-    length: int
-    places: list[tuple[Shard, Ends]]
-
-
-class LikeliestFollower(NamedTuple):
-    """What most often followed a text: the token, how often it did, and how many places of the text were examined.
-
-    length: tokens of the text.
-    """
-
-    length: int
-    token: int
-    times: int
-    num_places: int
 
 
 class Corpus:
@@ -103,42 +72,6 @@ class Corpus:
     def num_tokens(self) -> int:
         """Tokens of all documents, separators included."""
         return sum(len(shard.tokens) for shard in self.shards)
-
-    def longest(self, text: Sequence[int], max_depth: int) -> Found | None:
-        """Return where the longest suffix of `text`, at most max_depth tokens, occurs; None if nowhere.
-
-        Invariant: no match and no continuation crosses from one document to another.
-        """
-        backwards = list(text[-max_depth:][::-1])
-        lengths = [shard.agreement(backwards) for shard in self.shards]
-        length = max(lengths, default=0)
-        if not length:
-            return None
-        found = [shard for shard, own in zip(self.shards, lengths, strict=True) if own == length]
-        return Found(length, [(shard, shard.places(backwards[:length])) for shard in found])
-
-    def likeliest(self, text: Sequence[int], max_depth: int) -> LikeliestFollower | None:
-        """Return what followed the longest suffix of `text` that occurs, the lowest id among equals.
-
-        It is the reference for `native/drafts/corpus.h`.
-        """
-        if (found := self.longest(text, max_depth)) is None:
-            return None
-        seen = np.concatenate([shard.tokens[_spread(places, FEW_PLACES)] for shard, places in found.places])
-        ids, times = np.unique(seen, return_counts=True)
-        best = int(times.argmax())
-        return LikeliestFollower(found.length, int(ids[best]), int(times[best]), len(seen))
-
-    def continuations(self, found: Found, num_tokens: int) -> IdArray:
-        """Return what follows at up to MAX_PLACES places, (k, num_tokens) int32, the separator after a document."""
-        total = sum(len(places) for _, places in found.places)
-        rows = [
-            _following(
-                shard.tokens, _spread(places, MAX_PLACES * len(places) // total or 1), num_tokens, self.separator
-            )
-            for shard, places in found.places
-        ]
-        return np.concatenate(rows)
 
     def followers(self, context: Sequence[int]) -> Counter[int]:
         """Return {token: how often it followed all of `context`}, of at most MAX_DEPTH tokens.
@@ -167,13 +100,6 @@ def _spread(places: Ends, most: int) -> npt.NDArray[np.int64]:
     chosen = np.arange(min(len(places), most), dtype=np.int64) * len(places) // max(min(len(places), most), 1)
     spread: npt.NDArray[np.int64] = places[chosen].astype(np.int64)
     return spread
-
-
-def _following(tokens: IdArray, places: npt.NDArray[np.int64], num_tokens: int, separator: int) -> IdArray:
-    at = places[:, None] + np.arange(num_tokens)
-    rows = np.where(at < len(tokens), tokens[np.minimum(at, len(tokens) - 1)], separator)
-    has_ended = np.logical_or.accumulate(rows == separator, axis=1)
-    return np.where(has_ended, separator, rows).astype(np.int32)
 
 
 def load_corpus_index(folder: str | Path, tokenizer: Tokenizer) -> Corpus:

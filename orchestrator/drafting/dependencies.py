@@ -6,21 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from native.drafts import NativeEstimates
 from native.response_memory import NativeRecollection
 from orchestrator.core.context import Context
-from orchestrator.core.grammar_matcher import Matcher
+from orchestrator.core.deployment.config import DRAFT_MAX_SEQUENCES
 from orchestrator.core.messages.drafter import DrafterUse
 from orchestrator.core.methods import METHODS, Method
-from orchestrator.core.proposal import Budget, Proposer
+from orchestrator.core.proposal import Budget
+from orchestrator.core.grammar_matcher import Matcher
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import NO_HEAD_INPUT, DraftResponse, HeadInput
 from orchestrator.drafting.adjacency import AdjacencyMatrix
 from orchestrator.drafting.corpus import Corpus
-from orchestrator.drafting.draft_costs import DraftCosts
-from orchestrator.drafting.estimates import AcceptanceEstimates
-from orchestrator.drafting.memory import Recollection
+from orchestrator.drafting.costs import StepCosts
 from orchestrator.drafting.tables import Tables
 
 #: What a client returns if the drafter is late, fails, or breaks the protocol.
@@ -62,10 +61,10 @@ class ProposerDependencies:
     corpus: the operator's text, which all requests may draft from.
     shared_adjacency: returns the adjacency matrix that requests with this salt share; None: they share nothing.
     matcher: the position of the output in the grammar that it must match, if there is one.
-    step_costs, estimates: what the process has learnt about the target's steps and the drafts of all requests.
-    drafters: those that `auto` may use. draft_costs: what drafts have brought and cost, over all requests.
+    step_costs: what the target's passes cost. estimates: how often the candidates of `auto` were accepted.
+    draft_max_sequences: a drafter drafts only while at most so many sequences share the target's passes.
     has_cheap_rows: additional rows hardly lengthen a pass, as on a GPU with few requests.
-    method: the method to build. build: returns the proposer of another method. The registry sets both.
+    method: the method to build; the registry sets it.
     """
 
     drafter_client: Callable[[str], DrafterClient]
@@ -74,14 +73,12 @@ class ProposerDependencies:
     max_nodes: int = MAX_NODES
     num_parameters: int = 0
     tables: Tables | None = None
-    memory: Recollection | NativeRecollection | None = None
+    memory: NativeRecollection | None = None
     corpus: Corpus | None = None
     shared_adjacency: Callable[[], AdjacencyMatrix] | None = None
     matcher: Matcher | None = None
     step_costs: StepCosts = field(default_factory=StepCosts)
-    estimates: AcceptanceEstimates = field(default_factory=AcceptanceEstimates)
-    drafters: frozenset[str] = frozenset()
-    draft_costs: DraftCosts = field(default_factory=DraftCosts)
+    estimates: NativeEstimates = field(default_factory=NativeEstimates)
+    draft_max_sequences: int = DRAFT_MAX_SEQUENCES
     has_cheap_rows: bool = False
     method: Method = METHODS["none"]
-    build: Callable[[str], Proposer] | None = None

@@ -12,7 +12,7 @@ from orchestrator.core.static_trees import MAX_DEPTH, MAX_WIDTH
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import HeadInput
 from orchestrator.drafting.draft_sampling import DraftSamplingConfig
-from orchestrator.drafting.parameters import Adaptivity, Choices
+from orchestrator.drafting.parameters import Choices
 
 #: The defaults of min_prob. On a CPU, an additional row takes about a quarter of a plain pass
 #: (docs/performance.md, min_prob), on a GPU little.
@@ -28,7 +28,6 @@ class DrafterConfig(DraftSamplingConfig):
     draws: under a rule that reads q, the nodes are sampled from it.
     """
 
-    adaptive: Adaptivity = "shared"
     draws: bool = True
     min_prob: float | None = Field(None, ge=0.0, le=1.0)
     sharpness: float | None = Field(None, ge=0.01, le=1.0)

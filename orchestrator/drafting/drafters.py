@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -10,10 +9,12 @@ from orchestrator.core.context import Context
 from orchestrator.core.messages.drafter import DrafterUse
 from orchestrator.core.proposal import Budget, NativeDrafts, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import NO_HEAD_INPUT, Acceptance, HeadInput, StepOptions
+from orchestrator.core.types import NO_HEAD_INPUT, HeadInput, StepOptions
 from orchestrator.drafting.dependencies import ProposerDependencies
 from orchestrator.drafting.drafter_configs import DraftModelConfig, HeadConfig
+
+#: Steps that may run together while a drafter rests.
+REST = 16
 
 
 class DrafterProposer(Proposer):
@@ -26,11 +27,23 @@ class DrafterProposer(Proposer):
         self.name = dependencies.method.name
         self._client = dependencies.drafter_client(dependencies.method.drafter)
         self._use: DrafterUse | None = None
+        self._costs, self._max_sequences = dependencies.step_costs, dependencies.draft_max_sequences
+        self._rests = False
 
-    @property
-    def num_plain(self) -> int:
-        """Return the number of upcoming steps that will not draft: all, once the drafter cannot serve this text."""
-        return sys.maxsize if self._client.has_given_up else 0
+    def _must_rest(self, sampling: Sampling) -> bool:
+        """Return whether the drafter should not draft now: too many sequences share the target's passes.
+
+        Where the text depends on the drafts, the load must not change it, and the drafter always drafts.
+        """
+        is_crowded = self._costs.num_sequences > self._max_sequences
+        self._rests = self._client.has_given_up or (is_crowded and sampling.is_independent_of_drafts)
+        if self._rests:
+            self._use = None
+        return self._rests
+
+    def _rest(self) -> Proposal:
+        """Return no draft, and how many steps may run together before the drafter is asked again."""
+        return Proposal.plain() if self._client.has_given_up else Proposal.plain(REST)
 
     @property
     def native_drafts(self) -> NativeDrafts | None:
@@ -39,15 +52,12 @@ class DrafterProposer(Proposer):
         if not use:
             return None
         limits = use.request.max_nodes, use.request.max_depth
-        return NativeDrafts(use, *limits, (self.name,), options=self.options)
+        return NativeDrafts(use, *limits, (self.name,), options=self.needs)
 
-    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Note that the drafter has not read the tokens of this step, since it did not run in native code."""
-        self._use = None
-
-    def observe_plain(self, steps: Sequence[Step]) -> None:
-        """Do as for a single step: steps that run together bring no hidden states."""
-        self.observe(steps[-1].proposal.tree, steps[-1].acceptance)
+    def observe(self, steps: Sequence[Step]) -> None:
+        """Note whether the drafter has read the tokens of the steps, as it has if native code called it."""
+        if not steps[-1].is_native:
+            self._use = None
 
     def close(self) -> None:
         """End the drafter's sequence."""
@@ -76,12 +86,14 @@ class DraftModel(DrafterProposer):
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
         """Begin the call of the draft model."""
         budget = self._of_draft(budget)
-        if budget.max_nodes and not self._has_draft:
+        if budget.max_nodes and not (self._must_rest(sampling) or self._has_draft):
             self._client.begin(context, *self._call(sampling, budget))
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the draft model's chain or tree, no deeper than draft_len."""
         budget = self._of_draft(budget)
+        if self._must_rest(sampling):
+            return self._rest()
         if not budget.max_nodes:
             return Proposal.empty()
         if self._has_draft:
@@ -118,24 +130,29 @@ class HeadProposer(DrafterProposer):
         self._has_been_called = False
 
     @property
-    def options(self) -> StepOptions:
+    def needs(self) -> StepOptions:
         """The hidden states that the head lacks: only the newest if the head has no cache or does not answer."""
-        if not self._config.max_nodes or self._client.has_given_up:
+        if not self._config.max_nodes or self._rests or self._client.has_given_up:
             return StepOptions()
         return StepOptions(features_from=self._lacks_from, hidden_states=self._method.hidden_states)
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
         """Begin the call of the head."""
+        if self._must_rest(sampling):
+            return
         head, sampling, budget = self._call(sampling, budget)
         if budget.max_nodes and not self._has_draft:
             self._client.begin(context, sampling, budget, head)
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the head's tree."""
+        must_rest = self._must_rest(sampling)
         head, sampling, budget = self._call(sampling, budget)
         self._features = None
         if not self._method.reads_every_state:
             self._lacks_from = len(context) - 1
+        if must_rest:
+            return self._rest()
         if self._has_draft and budget.max_nodes:
             return self._take_draft(budget)
         self._use = None
@@ -160,17 +177,17 @@ class HeadProposer(DrafterProposer):
         can_draft = head.features is not None or is_first_call or self._has_draft
         return self._config.under(sampling, head), sampling, Budget(budget.max_nodes if can_draft else 0, depth)
 
-    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        """Keep the new states for the next call; a head without a cache gets only the newest."""
-        super().observe(tree, acceptance)
-        features, start = acceptance.features, acceptance.features_start
+    def observe(self, steps: Sequence[Step]) -> None:
+        """Keep the new states for the next call; a head without a cache gets only the newest.
+
+        After steps of native code, note up to where the head has read the states there.
+        """
+        super().observe(steps)
+        if self._use:
+            self._lacks_from = self._use.num_read - 1
+        features, start = steps[-1].acceptance.features, steps[-1].acceptance.features_start
         if features is None:
             return
         if not self._method.reads_every_state:
             features, start = features[-1:], start + len(features) - 1
         self._features = replace(self._config.shape, features=features, features_start=start)
-
-    def observe_native(self, steps: Sequence[Step]) -> None:
-        """Note up to where the head has read the hidden states in native code."""
-        assert self._use
-        self._lacks_from = self._use.num_read - 1

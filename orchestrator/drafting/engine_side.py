@@ -63,8 +63,8 @@ class EngineSideProposer(Proposer):
         self._request = config.request(1)
 
     @property
-    def options(self) -> StepOptions:
-        """The options of the engine's own speculation."""
+    def needs(self) -> StepOptions:
+        """The request for the engine's own speculation."""
         return StepOptions(engine_speculation=self._request)
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:

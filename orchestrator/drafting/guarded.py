@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,8 @@ from orchestrator.core.proposal import Budget, NativeDrafts, Proposal, Proposer,
 from orchestrator.core.sampled_drafts import nodes_with_valid_q
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Acceptance, StepOptions
+from orchestrator.core.types import StepOptions
+from orchestrator.drafting.costs import StepCosts
 
 log = logging.getLogger(__name__)
 
@@ -27,27 +27,23 @@ class Guarded(Proposer):
     vocab_size: of the target; a tree with an id outside it is invalid.
     matcher: of the grammar that the output must match; nodes that it forbids are left out.
     limit_s: the time limit of a proposal; a proposer that takes longer has failed, since other requests wait for it.
+    costs: learn from all steps.
     """
 
     def __init__(
-        self, proposer: Proposer, vocab_size: int, matcher: Matcher | None = None, limit_s: float = math.inf
+        self,
+        proposer: Proposer,
+        vocab_size: int,
+        matcher: Matcher | None = None,
+        limit_s: float = math.inf,
+        costs: StepCosts | None = None,
     ) -> None:
         self.name = proposer.name
-        self._limit_s = limit_s
+        self._limit_s, self._costs = limit_s, costs
         self._proposer = proposer
         self._vocab_size = vocab_size
         self._matcher = matcher
         self._has_failed, self._is_first = False, True
-
-    @property
-    def num_plain(self) -> int:
-        """Return the number of upcoming steps that will not draft: all of them once the proposer has failed."""
-        return sys.maxsize if self._has_failed else self._proposer.num_plain
-
-    @property
-    def max_plain(self) -> int:
-        """Return how many plain steps may run together now."""
-        return sys.maxsize if self._has_failed else self._proposer.max_plain
 
     @property
     def native_drafts(self) -> NativeDrafts | None:
@@ -55,11 +51,11 @@ class Guarded(Proposer):
         return None if self._has_failed or self._matcher else self._proposer.native_drafts
 
     @property
-    def options(self) -> StepOptions:
+    def needs(self) -> StepOptions:
         """What the proposer needs from the step; nothing once it has failed."""
         if not self._has_failed:
-            with self._catching("options"):
-                return self._proposer.options
+            with self._catching("needs"):
+                return self._proposer.needs
         return StepOptions()
 
     def begin(self, context: Context, sampling: Sampling, budget: Budget) -> None:
@@ -75,26 +71,20 @@ class Guarded(Proposer):
                 self._check_time(time.monotonic() - began_s)
                 if self._matcher:
                     self._matcher.follow(context.output)
-                    proposal = legal_drafts(self._matcher, proposal, sampling, self._proposer.options)
+                    proposal = legal_drafts(self._matcher, proposal, sampling, self._proposer.needs)
                 if not proposal.tree.num_nodes:
                     return proposal
                 proposal = proposal.cut(budget)
                 sound = self._well_sampled(proposal)
                 TokenTree.checked(sound.tree.tokens, sound.tree.parents, self._vocab_size, budget.max_nodes)
                 return sound
-        return Proposal.empty()
+        return Proposal.plain()
 
-    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
+    def observe(self, steps: Sequence[Step]) -> None:
         """Let the proposer learn."""
-        self._attempt("observe", partial(self._proposer.observe, tree, acceptance))
-
-    def observe_plain(self, steps: Sequence[Step]) -> None:
-        """Let the proposer learn."""
-        self._attempt("observe", partial(self._proposer.observe_plain, steps))
-
-    def observe_native(self, steps: Sequence[Step]) -> None:
-        """Let the proposer learn."""
-        self._attempt("observe", partial(self._proposer.observe_native, steps))
+        if self._costs:
+            self._costs.observe(steps)
+        self._attempt("observe", partial(self._proposer.observe, steps))
 
     def close(self) -> None:
         """Free what the proposer holds; a failure here is logged and harms neither the request nor the target."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 from typing import Literal
 
@@ -11,10 +11,9 @@ from pydantic import Field
 
 from orchestrator.core.context import Context
 from orchestrator.core.methods import METHODS
-from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.proposal import Budget, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.tree import MAX_NODES, TokenTree
-from orchestrator.core.types import Acceptance
+from orchestrator.core.tree import MAX_NODES
 from orchestrator.drafting.dependencies import ProposerDependencies
 from orchestrator.drafting.parameters import MethodConfig
 
@@ -38,7 +37,7 @@ class Jacobi(Proposer):
     """
 
     name = "jacobi"
-    options = METHODS[name].options
+    needs = METHODS[name].options
 
     def __init__(self, config: JacobiConfig, dependencies: ProposerDependencies) -> None:
         self._draft_len, self._fill = config.draft_len, config.fill
@@ -52,11 +51,12 @@ class Jacobi(Proposer):
         self._guesses = filled(self._guesses, self._draft_len, self._spare)
         return Proposal.chain(self._guesses[: budget.clipped(self._draft_len)], self.name)
 
-    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
+    def observe(self, steps: Sequence[Step]) -> None:
         """Replace each guess by the target's token; a guess that was not proposed stays at its position."""
-        guesses = [] if acceptance.target_tokens is None else acceptance.target_tokens.tolist()
-        guesses += self._guesses[len(guesses) :]
-        self._guesses = guesses[len(acceptance.path) + 1 :]
+        for _, acceptance, *_ in steps:
+            guesses = [] if acceptance.target_tokens is None else acceptance.target_tokens.tolist()
+            guesses += self._guesses[len(guesses) :]
+            self._guesses = guesses[len(acceptance.path) + 1 :]
 
 
 def spare_tokens(fill: Fill, context: Context, seed: int) -> Iterator[int]:

@@ -12,9 +12,9 @@ from pydantic import Field
 from orchestrator.core.context import Context
 from orchestrator.core.errors import RequestError
 from orchestrator.core.methods import METHODS
-from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.proposal import Budget, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.tree import MAX_NODES, TokenTree, TreeBuilder
+from orchestrator.core.tree import MAX_NODES, TreeBuilder
 from orchestrator.core.types import Acceptance
 from orchestrator.drafting.dependencies import ProposerDependencies
 from orchestrator.drafting.jacobi import Fill, filled, spare_tokens
@@ -151,7 +151,7 @@ class Lookahead(Proposer):
     """
 
     name = "lookahead"
-    options = METHODS[name].options
+    needs = METHODS[name].options
 
     def __init__(self, config: LookaheadConfig, dependencies: ProposerDependencies) -> None:
         self._shape = shape_of(config, dependencies.num_parameters, min(config.max_nodes, dependencies.max_nodes))
@@ -176,8 +176,12 @@ class Lookahead(Proposer):
         sources = ("lookahead.pool",) * num_candidates
         return Proposal(tree.build(), sources + ("lookahead.window",) * (tree.num_nodes - num_candidates))
 
-    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
+    def observe(self, steps: Sequence[Step]) -> None:
         """Add the n-grams that the target's tokens complete to the pool, and move the window on."""
+        for step in steps:
+            self._advance(step.acceptance)
+
+    def _advance(self, acceptance: Acceptance) -> None:
         assert self._window is not None, "observed before anything was proposed"
         tokens = [] if acceptance.target_tokens is None else acceptance.target_tokens[self._last_row].tolist()
         if self._window.is_full:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
@@ -13,11 +11,10 @@ class NoProposer(Proposer):
     """Always proposes the bare root."""
 
     name = "none"
-    num_plain = sys.maxsize
 
     def __init__(self, *_: object) -> None:
         """Accept the parameters and dependencies of every proposer, and ignore them."""
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return no draft."""
-        return Proposal.empty()
+        return Proposal.plain()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import Field, PlainSerializer, PlainValidator
+from pydantic import Field, PlainSerializer, PlainValidator, PrivateAttr
 
 from orchestrator.core.declarations import Declaration, json_object, validate
 from orchestrator.core.errors import RequestError
@@ -16,7 +16,8 @@ from orchestrator.core.tree import MAX_NODES, TokenTree
 WHERE = "input speculation_config"
 
 Config = TypeVar("Config", bound="MethodConfig")
-Adaptivity = bool | Literal["shared"]
+#: The parameters that may be "auto", and the longest chain that is then drafted unless draft_len is set.
+SIZES, LONGEST_AUTO = ("draft_len", "max_nodes"), 16
 #: A static tree, in JSON a list of lists of ranks.
 Choices = Annotated[
     TokenTree,
@@ -28,12 +29,21 @@ Choices = Annotated[
 class MethodConfig(Declaration):
     """Parameters that every method has. max_nodes: maximum draft nodes of a tree, root not counted.
 
-    adaptive: drafts are only as large as pays off; "shared" = only while the request shares its passes with others.
-    "auto" as draft_len or max_nodes means the same as true.
+    auto_sizes: those of SIZES that a request sets to "auto": drafts are only as large as pays off.
     """
 
     max_nodes: int = Field(MAX_NODES, ge=0, le=MAX_NODES)
-    adaptive: Adaptivity = False
+    _auto_sizes: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def auto_sizes(self) -> tuple[str, ...]:
+        """Return the sizes that a request sets to "auto"."""
+        return self._auto_sizes
+
+    @property
+    def as_given(self) -> dict[str, Any]:
+        """The parameters that a request set, as JSON takes them."""
+        return self.model_dump(mode="json", exclude_unset=True) | dict.fromkeys(self._auto_sizes, "auto")
 
     @property
     def num_levels(self) -> int:
@@ -64,10 +74,18 @@ def config_of(
     Raises RequestError for an unknown key and for a value that the parameter does not allow.
     """
     known = {name: value for name, value in aliases.items() if name in config.model_fields} | dict(values)
-    sizes = [name for name in ("draft_len", "max_nodes") if name in config.model_fields and known.get(name) == "auto"]
-    if sizes:
-        known = {name: value for name, value in known.items() if name not in sizes} | {"adaptive": True}
-    return validate(config, known, lambda key: WHERE, error=RequestError, what=f"key of {method}")
+    if "adaptive" in known:
+        raise RequestError(
+            'adaptive is no longer a parameter: set draft_len or max_nodes to "auto"; while many requests run at once, '
+            f"drafters rest by themselves (key draft_max_sequences in the deployment file) ({WHERE})"
+        )
+    sizes = tuple(name for name in SIZES if name in config.model_fields and known.get(name) == "auto")
+    known = {name: value for name, value in known.items() if name not in sizes}
+    if sizes and "draft_len" in config.model_fields:
+        known.setdefault("draft_len", LONGEST_AUTO)
+    checked = validate(config, known, lambda key: WHERE, error=RequestError, what=f"key of {method}")
+    checked._auto_sizes = sizes
+    return checked
 
 
 def read_object(config_json: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -10,7 +11,7 @@ from pydantic import Field, model_validator
 from orchestrator.core.context import Context
 from orchestrator.core.errors import RequestError
 from orchestrator.core.methods import METHODS
-from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.proposal import Budget, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.static_trees import RECYCLING_CHILDREN, best_first, tree_of_choices, usual_accuracy
 from orchestrator.core.tree import MAX_NODES, TokenTree
@@ -74,7 +75,7 @@ class Recycling(Proposer):
     """
 
     name = "recycling"
-    options = METHODS[name].options
+    needs = METHODS[name].options
 
     def __init__(self, config: RecyclingConfig, dependencies: ProposerDependencies) -> None:
         self._matrix = AdjacencyMatrix(dependencies.vocab_size)
@@ -98,8 +99,12 @@ class Recycling(Proposer):
         tree = TokenTree(tokens[1:] - 1, self._shape.parents).only(known)
         return Proposal.of(tree, self.name).cut(budget)
 
-    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
+    def observe(self, steps: Sequence[Step]) -> None:
         """Learn what the target finds likeliest after each node; of equal tokens, the last on the path counts."""
+        for step in steps:
+            self._learn(step.proposal.tree, step.acceptance)
+
+    def _learn(self, tree: TokenTree, acceptance: Acceptance) -> None:
         if acceptance.node_top_ids is None:
             return
         is_accepted = np.zeros(tree.num_nodes + 1, np.bool_)

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial, reduce
+from functools import reduce
 from importlib import import_module
 from operator import or_
 from typing import Any, NamedTuple
@@ -18,15 +18,11 @@ from orchestrator.core.methods import METHODS, Method, find_methods
 from orchestrator.core.proposal import Proposer
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.types import HiddenStates, StepOptions
-from orchestrator.drafting.adaptive import Adaptive
-from orchestrator.drafting.adaptive_where_shared import AdaptiveWhereShared
 from orchestrator.drafting.dependencies import ProposerDependencies
 from orchestrator.drafting.guarded import Guarded
 from orchestrator.drafting.parameters import WHERE, MethodConfig, config_of, read_object
+from orchestrator.drafting.sized import Sized
 from orchestrator.drafting.union import Union, UnionConfig
-
-#: Longest adaptive draft of a method whose drafts have a length, unless the request sets one.
-ADAPTIVE_LEN = 16
 
 
 def load(name: str) -> Any:
@@ -81,57 +77,30 @@ class SelectedMethod(NamedTuple):
     @property
     def config_json(self) -> str:
         """The parameters that the request set, as `speculation_config` takes them."""
-        values = self.config.model_dump(mode="json", exclude_unset=True)
-        members = {each.method: each.config.model_dump(mode="json", exclude_unset=True) for each in self.members}
-        return json.dumps(values | members)
+        return json.dumps(self.config.as_given | {each.method: each.config.as_given for each in self.members})
 
     def proposer(self, dependencies: ProposerDependencies, limit_s: float = math.inf) -> Proposer:
         """Build the request's proposer; raises RequestError when the deployment lacks what it drafts from.
 
         limit_s: longest time of a proposal, if others wait for it.
         """
-        return Guarded(self._build(dependencies), dependencies.vocab_size, dependencies.matcher, limit_s)
+        proposer, costs = self._build(dependencies), dependencies.step_costs
+        if self.config.auto_sizes and all(method.can_be_cut for method in self._declarations):
+            is_chain = not self.branches
+            proposer = Sized(proposer, costs, self.config.num_levels, is_chain)
+        return Guarded(proposer, dependencies.vocab_size, dependencies.matcher, limit_s, costs)
 
     def _build(self, dependencies: ProposerDependencies) -> Proposer:
         """Build the bare proposer; each member of a union is guarded, so that its failure leaves the others alone."""
-        proposer = self._without_sizing(dependencies)
-        if not (self.config.adaptive and all(method.can_be_cut for method in self._declarations)):
-            return proposer
-        configs = [member.config for member in self.members] or [self._longest_config]
-        given = [self.config, *(member.config for member in self.members)]
-        is_default = not any(config.model_fields_set - {"adaptive"} for config in given)
-        adaptive = Adaptive(proposer, dependencies, max(config.num_levels for config in configs), is_default)
-        if self.config.adaptive is True:
-            return adaptive
-        return AdaptiveWhereShared(proposer, adaptive, dependencies.step_costs)
-
-    def _as_member(self, dependencies: ProposerDependencies) -> Proposer:
-        return self._replace(config=self.config.as_member())._without_sizing(dependencies)
-
-    def _without_sizing(self, dependencies: ProposerDependencies) -> Proposer:
-        """Build the proposer without the wrapper that makes drafts as large as pays off."""
         if self.members:
             members = [Guarded(member._as_member(dependencies), dependencies.vocab_size) for member in self.members]
             return Union(members, [member.config.max_nodes for member in self.members])
-        own = replace(dependencies, method=self.declaration, build=partial(_guarded, dependencies))
-        proposer: Proposer = load(self.declaration.proposer)(self._longest_config, own)
+        own = replace(dependencies, method=self.declaration)
+        proposer: Proposer = load(self.declaration.proposer)(self.config, own)
         return proposer
 
-    @property
-    def _longest_config(self) -> MethodConfig:
-        """The parameters, with a longer draft if drafts are adaptive and the request does not set their length."""
-        config = self.config
-        may_grow = (
-            config.adaptive is True and self.declaration.can_be_cut and "draft_len" not in config.model_fields_set
-        )
-        has_length = "draft_len" in type(config).model_fields
-        return config.model_copy(update={"draft_len": ADAPTIVE_LEN}) if may_grow and has_length else config
-
-
-def _guarded(dependencies: ProposerDependencies, name: str) -> Proposer:
-    """Return the proposer of a method with default parameters, whose failure does not affect other proposers."""
-    selected = select_method(name, "", dependencies.drafters, {})
-    return Guarded(selected._as_member(dependencies), dependencies.vocab_size)
+    def _as_member(self, dependencies: ProposerDependencies) -> Proposer:
+        return self._replace(config=self.config.as_member())._build(dependencies)
 
 
 def select_method(
@@ -160,9 +129,9 @@ def select_method(
 
 def _configured(method: Method, values: Mapping[str, Any], aliases: Mapping[str, int]) -> SelectedMethod:
     config = config_of(load(method.config), method.name, values, aliases)
-    if config.adaptive and (method.target_tokens or method.proposer == METHODS[method.name].engine_side.proposer):
+    if config.auto_sizes and (method.target_tokens or method.proposer == METHODS[method.name].engine_side.proposer):
         why = "it learns from the target's tokens at all its nodes" if method.target_tokens else "the engine drafts"
-        raise RequestError(f"method {method.name!r} cannot be adaptive: {why} ({WHERE})")
+        raise RequestError(f'{config.auto_sizes[0]} of method {method.name!r} cannot be "auto": {why} ({WHERE})')
     return SelectedMethod(method.name, method, config)
 
 
@@ -177,10 +146,8 @@ def _united(
         _configured(method, as_object(values.get(method.name, {}), f"{method.name} in {WHERE}", RequestError), aliases)
         for method in methods
     )
-    if any("adaptive" in member.config.model_fields_set for member in members):
-        raise RequestError(f"adaptive is for all members of {name!r} together, not for one of them ({WHERE})")
-    if "adaptive" not in config.model_fields_set and any(method.drafter for method in methods):
-        config = config.model_copy(update={"adaptive": "shared"})
+    if sizes := next((member.config.auto_sizes for member in members if member.config.auto_sizes), ()):
+        raise RequestError(f'{sizes[0]}: "auto" is for all members of {name!r} together, not for one ({WHERE})')
     num_top = max(method.num_node_top for method in methods)
     united = Method(name, branches="several proposers", hidden_states=states, num_node_top=num_top)
     return SelectedMethod(name, united, config, members)

@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from orchestrator.core.cost_model import PassCosts
+from native.drafts import NativeEstimates
+from native.response_memory import NativeMemory as NativeMemory  # the server holds one
+from orchestrator.core.costs import PassCosts
 from orchestrator.core.deployment.checkpoint import Checkpoint
 from orchestrator.core.deployment.config import ServingConfig
 from orchestrator.core.deployment.engine_manifest import served_checkpoint
@@ -14,15 +16,12 @@ from orchestrator.core.grammar import Grammars
 from orchestrator.core.grammar_matcher import Matcher
 from orchestrator.core.messages.target import StepRequest
 from orchestrator.core.proposal import Proposer
-from orchestrator.core.step_costs import StepCosts
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.drafting.adjacency import SharedMatrices
 from orchestrator.drafting.corpus import load_corpus_index
+from orchestrator.drafting.costs import StepCosts
 from orchestrator.drafting.dependencies import DrafterClient, ProposerDependencies
-from orchestrator.drafting.draft_costs import DraftCosts
 from orchestrator.drafting.drafter_clients import Drafter, LocalDrafterClient
-from orchestrator.drafting.estimates import AcceptanceEstimates
-from orchestrator.drafting.memory import ResponseMemory, new_memory
 from orchestrator.drafting.registry import select_method
 from orchestrator.drafting.tables import load_tables
 
@@ -38,14 +37,14 @@ class ProposerSources:
         self,
         config: ServingConfig,
         checkpoint: Checkpoint,
-        memory: ResponseMemory | None = None,
+        memory: NativeMemory | None = None,
         pass_costs: PassCosts | None = None,
     ) -> None:
         self.grammars = Grammars(checkpoint.tokenizer_file, checkpoint.vocab_size, checkpoint.eos_ids)
         self._checkpoint, self._memory = checkpoint, memory
         self._has_cheap_rows = config.device != "cpu"
-        self._step_costs = StepCosts(measured=pass_costs)
-        self._estimates, self._draft_costs = AcceptanceEstimates(), DraftCosts()
+        self._step_costs, self._estimates = StepCosts(pass_costs), NativeEstimates()
+        self._draft_max_sequences = config.draft_max_sequences
         self._corpus = load_corpus_index(config.corpus_index, checkpoint.tokenizer) if config.corpus_index else None
         self._matrices = SharedMatrices(checkpoint.vocab_size) if config.remember_tokens else None
         self._tables = load_tables(config.ngram_tables, checkpoint.tokenizer) if config.ngram_tables else None
@@ -56,13 +55,12 @@ class ProposerSources:
         max_nodes: int,
         cache_salt: str,
         drafter_client: Callable[[str], DrafterClient],
-        drafters: frozenset[str] = frozenset(),
         matcher: Matcher | None = None,
     ) -> ProposerDependencies:
         """Return what the proposers of one request may draft from.
 
-        drafter_client: makes the request's client of a drafter. drafters: those in this process. matcher: of the
-        request's grammar, if its drafts are pruned where they are proposed.
+        drafter_client: makes the request's client of a drafter. matcher: of the request's grammar, if its drafts are
+        pruned where they are proposed.
         """
         return ProposerDependencies(
             drafter_client=drafter_client,
@@ -77,8 +75,7 @@ class ProposerSources:
             matcher=matcher,
             step_costs=self._step_costs,
             estimates=self._estimates,
-            drafters=drafters,
-            draft_costs=self._draft_costs,
+            draft_max_sequences=self._draft_max_sequences,
             has_cheap_rows=self._has_cheap_rows,
         )
 
@@ -97,7 +94,7 @@ class RunProposers:
         drafters: Mapping[str, Drafter],
         pass_costs: PassCosts | None = None,
     ) -> None:
-        self.memory = new_memory(config.remember_tokens) if config.remember_tokens else None
+        self.memory = NativeMemory(config.remember_tokens) if config.remember_tokens else None
         self._sources = ProposerSources(config, served_checkpoint(config), self.memory, pass_costs)
         self._drafters = drafters
         self._learning: WorkerPool[None] = WorkerPool("memory", 1)
@@ -112,12 +109,10 @@ class RunProposers:
             run.limits.max_nodes,
             salt,
             lambda name: LocalDrafterClient(name, self._drafters[name], salt, self._limit_s),
-            frozenset(self._drafters),
         )
         plan = select_method(run.method, run.config, frozenset(self._drafters), {})
         # A drafter's client observes the limit itself, and drafts again when the machine is less busy.
-        calls_drafter = plan.drafter or (self._drafters and plan.declaration.uses_drafters)
-        return plan.proposer(dependencies, math.inf if calls_drafter else self._limit_s)
+        return plan.proposer(dependencies, math.inf if plan.drafter else self._limit_s)
 
     def ended(self, request: StepRequest, output: Sequence[int]) -> None:
         """Remember the output of a run, on a thread that nobody waits for."""

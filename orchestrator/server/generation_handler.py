@@ -20,7 +20,7 @@ from orchestrator.core.errors import (
     public_text,
 )
 from orchestrator.core.worker_pool import WorkerPool
-from orchestrator.drafting.memory import ResponseMemory
+from orchestrator.drafting.sources import NativeMemory
 from orchestrator.server import pb
 from orchestrator.server.clients import BlsTargetClient
 from orchestrator.server.generation_request import GenerationRequest
@@ -57,7 +57,7 @@ class GenerationHandler:
     builder: RequestBuilder
     steps: Callable[[GenerationRequest, SequenceState, BlsTargetClient], Steps]
     refuse: Callable[[str, Any], None]
-    memory: ResponseMemory | None
+    memory: NativeMemory | None
     metrics: RequestMetrics
     traces: Traces | None = None
     request_id: str = ""

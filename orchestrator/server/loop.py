@@ -66,9 +66,9 @@ class StepByStep:
         proposal, options = drafting.propose()
         began_s = time.perf_counter()
         acceptance = self._target.step(drafting.context, proposal.tree, drafting.sampling, options, proposal.q)
-        target_s = time.perf_counter() - began_s
-        drafting.commit(proposal, acceptance)
-        return Step(proposal, acceptance, drafting.draft_s, target_s)
+        step = Step(proposal, acceptance, drafting.draft_s, time.perf_counter() - began_s)
+        drafting.commit([step])
+        return step
 
     def close(self) -> None:
         """Free what the proposer keeps for the sequence."""

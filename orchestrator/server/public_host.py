@@ -18,8 +18,7 @@ from orchestrator.core.errors import ConfigError, Draining, QueueFull, RequestEr
 from orchestrator.core.worker_pool import WorkerPool
 from orchestrator.drafting.dependencies import ProposerDependencies
 from orchestrator.drafting.drafter_clients import DraftAnswer
-from orchestrator.drafting.memory import new_memory
-from orchestrator.drafting.sources import ProposerSources
+from orchestrator.drafting.sources import NativeMemory, ProposerSources
 from orchestrator.server import pb
 from orchestrator.server.admission import Admission, queue_full, tenant_limits
 from orchestrator.server.breaker import Breaker
@@ -61,7 +60,7 @@ class PublicHost:
         self._drafter_exporters = {
             name: MetricsExporter(DRAFT_FAMILIES, model=args["model_name"], drafter=name) for name in self._breakers
         }
-        self._memory = new_memory(config.remember_tokens) if config.remember_tokens else None
+        self._memory = NativeMemory(config.remember_tokens) if config.remember_tokens else None
         self._sources = ProposerSources(config, self._checkpoint, self._memory)
         self._builder = RequestBuilder(
             config,

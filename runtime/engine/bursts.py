@@ -111,7 +111,8 @@ def _steps(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], waited_
     assert isinstance(request, BurstRequest)
     queue_us, sources = int(1e6 * waited_s), request.sources  # of the first tree, unless native code drafted it
     # Thousands of nodes have the same few names.
-    source_of = cache(request.continuation.drafts.source_of) if request.continuation.drafts else None
+    drafts = request.continuation.drafts
+    source_of = cache(drafts.source_of) if drafts else None
     for step, load in zip(decoded.steps, loads, strict=True):
         tree, names, draft_s = step.draft
         acceptance = Acceptance(
@@ -129,6 +130,6 @@ def _steps(call: StepCall, decoded: DecodedSteps, loads: list[PassLoad], waited_
             sources = tuple(map(source_of, names))
         proposal = Proposal(tree, sources) if tree.num_nodes else Proposal.empty()
         step_s = 1e-6 * (step.pass_us + step.verify_us)
-        steps.append(Step(proposal, acceptance, draft_s, step_s))
+        steps.append(Step(proposal, acceptance, draft_s, step_s, drafts is not None))
         queue_us, sources = 0, ()
     return steps

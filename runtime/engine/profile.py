@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from orchestrator.core.context import Context
-from orchestrator.core.cost_model import Curve, PassCosts
+from orchestrator.core.costs import PassCosts
 from orchestrator.core.errors import ServingError
 from orchestrator.core.messages.context import delta_of
 from orchestrator.core.tree import TokenTree
@@ -134,7 +134,7 @@ def _costs_of(profile: _Profile) -> PassCosts:
     row_token_s = max((many - few) / (KV_ROWS[1] - KV_ROWS[0]), 0.0)
     token_s = max(few - KV_ROWS[0] * row_token_s, 0.0)
     rows_s = np.maximum(seconds - NUM_CONTEXT * (token_s + row_token_s * rows), MIN_SHARE_OF_SHORT * seconds)
-    return PassCosts(Curve.measured(rows.tolist(), rows_s.tolist()), token_s, row_token_s)
+    return PassCosts.measured(rows.astype(int).tolist(), rows_s, token_s, row_token_s)
 
 
 def _certain(differences: list[float]) -> float:

@@ -140,7 +140,7 @@ class Run:
             if not (self._is_closed or isinstance(guided, ServingError)):
                 self._submit(start, *guided)
                 return
-        self._answered(Proposal.empty(), False, guided if isinstance(guided, ServingError) else Unavailable(RELEASED))
+        self._answered(Proposal.empty(), guided if isinstance(guided, ServingError) else Unavailable(RELEASED))
 
     def _submit(self, start: int, proposal: Proposal, legal: BoolArray | None = None) -> None:
         """Submit the next step; legal: its masks, if there is a grammar. Caller holds the lock."""
@@ -152,16 +152,15 @@ class Run:
         if legal is not None:
             request = GuidedStep(**vars(request), legal=legal)
         elif start:
-            request = self._with_burst(request, proposal.sources)
-        is_native = isinstance(request, BurstRequest) and request.continuation.drafts is not None
-        self._engine.submit(request, self.deadline_s, partial(self._answered, proposal, is_native))
+            request = self._with_burst(request, proposal)
+        self._engine.submit(request, self.deadline_s, partial(self._answered, proposal))
 
-    def _with_burst(self, request: StepRequest, sources: tuple[str, ...]) -> StepRequest:
+    def _with_burst(self, request: StepRequest, proposal: Proposal) -> StepRequest:
         """Return the request, allowing more steps after it without another proposal where that is possible."""
         proposer, context, run = self._drafting.proposer, self._drafting.context, self._options
         drafts, max_steps = proposer.native_drafts, MAX_AHEAD - len(self._ready)
         if drafts is None:
-            max_steps = min(max_steps, proposer.max_plain)
+            max_steps = min(max_steps, proposal.num_plain)
         if not max_steps or request.options != (drafts.options if drafts else StepOptions()):
             return request
         max_tokens = run.limits.budget(context).max_depth + 1
@@ -171,19 +170,16 @@ class Run:
             max_steps=max_steps,
             limit_s=self._hold_s(),
             continuation=Continuation(max_tokens, max(min_tokens, 0), run.stop_ids, drafts),
-            sources=sources,
+            sources=proposal.sources,
         )
 
-    def _answered(self, proposal: Proposal, is_native: bool, answer: Acceptance | list[Step] | ServingError) -> None:
-        """Note the answer to one or several steps, on the engine's thread; the next tree is proposed after the pass.
-
-        is_native: native code drafted for the steps, if there are several.
-        """
+    def _answered(self, proposal: Proposal, answer: Acceptance | list[Step] | ServingError) -> None:
+        """Note the answer to one or several steps, on the engine's thread; the next tree is proposed after the pass."""
         with self._lock:
             if isinstance(answer, ServingError):
                 self._error = answer
             elif isinstance(answer, list):
-                self._attempt(partial(self._note_several, answer, is_native))
+                self._attempt(partial(self._note_several, answer))
             else:
                 self._attempt(partial(self._note, proposal, answer))
         if self._is_closed or self._has_stopped:
@@ -224,15 +220,15 @@ class Run:
 
     def _note(self, proposal: Proposal, answer: Acceptance) -> None:
         step = Step(proposal, answer, self._drafting.draft_s, time.monotonic() - self._called_s)
-        self._drafting.commit(proposal, answer)
+        self._drafting.commit([step])
         self._ready.append(step)
         self._has_ended = self._ends_after(step.tokens)
 
-    def _note_several(self, steps: list[Step], is_native: bool) -> None:
+    def _note_several(self, steps: list[Step]) -> None:
         """Note the steps of a burst; only the last one can end the run."""
         call_s = (time.monotonic() - self._called_s - sum(step.draft_s + step.target_s for step in steps)) / len(steps)
         steps[0] = steps[0]._replace(draft_s=self._drafting.draft_s)
-        self._drafting.commit_several(steps, is_native)
+        self._drafting.commit(steps)
         self._ready += [step._replace(target_s=step.target_s + call_s) for step in steps]
         self._has_ended = self._ends_after(steps[-1].tokens)
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TypeVar
 
 from orchestrator.core.context import Context
-from orchestrator.core.cost_model import PassCosts
+from orchestrator.core.costs import PassCosts
 from orchestrator.core.errors import EngineError, RequestError, ServingError, Unavailable, UnknownSequence
 from orchestrator.core.grammar import Grammars
 from orchestrator.core.grammar_matcher import Matcher

@@ -226,7 +226,7 @@ def test_hanging_drafter_holds_up_neither_requests_nor_the_end_of_the_server(
 
 def test_a_draft_model_in_a_process_of_its_own_drafts_trees(linked: Path) -> None:
     """It is the target itself: each step of a tree accepts a path, deterministic or sampled."""
-    tree = '{"top_k": 3, "draft_len": 4, "min_prob": 0, "adaptive": false}'
+    tree = '{"top_k": 3, "draft_len": 4, "min_prob": 0}'
     with serving(deployment(linked, 'draft = "target"', 'placement = "separate"')) as running:
         for name, inputs in (
             TASKS | {"rejection": {**TASKS["sampled"], "temperature": 1.0, "rule": "rejection"}}

@@ -22,7 +22,7 @@ from orchestrator.core.noise import child_seed
 from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Grammar, Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.drafting.prompt_lookup import PromptLookup, PromptLookupConfig
+from orchestrator.drafting.lookup import PromptLookup, PromptLookupConfig
 from tests.server.conftest import both_placements
 from tests.support.clients import Stream, listed, metric, settled
 from tests.support.decode import dependencies

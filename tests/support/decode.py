@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.methods import METHODS
-from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.proposal import Budget, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions, Target
@@ -27,6 +27,11 @@ def dependencies(method: str = "none", **values: Any) -> ProposerDependencies:
     return ProposerDependencies(
         **{"drafter_client": _no_drafter, "vocab_size": 1 << 20, **values}, method=METHODS[method]
     )
+
+
+def observe(proposer: Proposer, tree: TokenTree, acceptance: Acceptance) -> None:
+    """Let a proposer learn from a step."""
+    proposer.observe([Step(Proposal.of(tree, "drafted"), acceptance, 0.0, 0.0)])
 
 
 def _no_drafter(name: str) -> DrafterClient:
@@ -50,9 +55,9 @@ class Strict:
     trees: list[TokenTree] = field(default_factory=list)
 
     @property
-    def options(self) -> StepOptions:
+    def needs(self) -> StepOptions:
         """Return the options of the inner proposer."""
-        return self.inner.options
+        return self.inner.needs
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         """Return the inner proposer's proposal, checked."""
@@ -62,9 +67,9 @@ class Strict:
         self.trees.append(tree)
         return proposal
 
-    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
+    def observe(self, steps: Sequence[Step]) -> None:
         """Pass it on."""
-        self.inner.observe(tree, acceptance)
+        self.inner.observe(steps)
 
     def close(self) -> None:
         """Pass it on."""

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from native.response_memory import NativeMemory
 from orchestrator.core.context import Context
 from orchestrator.core.deployment.config import ServingConfig
 from orchestrator.core.drafting import Limits
@@ -16,7 +17,6 @@ from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import NO_HEAD_INPUT, DraftResponse, HeadInput, StepOptions
 from orchestrator.drafting.dependencies import ProposerDependencies
-from orchestrator.drafting.memory import Memory
 from orchestrator.drafting.registry import select_method
 from runtime.trtllm.client import TrtllmClient
 from runtime.trtllm.executor.build_executor import build_target
@@ -85,7 +85,7 @@ def proposer_of(
     method: str, parameters: dict[str, Any] | None = None, text: list[int] | None = None, inside: str = ""
 ) -> Any:
     """Return a method's proposer. text: what it may know. inside: the method with which the engine itself drafts."""
-    memory = Memory(1000)
+    memory = NativeMemory(1000)
     memory.learn("", text or [])
     chosen = select_method(method, json.dumps(parameters or {}), frozenset({"draft"}), {}, inside)
     return chosen.proposer(

@@ -24,7 +24,7 @@ from orchestrator.core.proposal import Budget, Proposer
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance
-from orchestrator.drafting.prompt_lookup import PromptLookup, PromptLookupConfig
+from orchestrator.drafting.lookup import PromptLookup, PromptLookupConfig
 from runtime.engine.verify import VerifyInput, VerifyResult, verify
 from tests.support.decode import dependencies
 from tests.support.table_target import TableTarget

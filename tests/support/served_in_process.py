@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Generic
 
 from auditor.requests import Answer, Options, to_values
+from native.response_memory import NativeMemory
 from orchestrator.core.context import Context
 from orchestrator.core.deployment.checkpoint import read_checkpoint
 from orchestrator.core.deployment.config import ServingConfig
@@ -20,7 +21,6 @@ from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import NO_HEAD_INPUT, DraftResponse, HeadInput
 from orchestrator.drafting.dependencies import ProposerDependencies
-from orchestrator.drafting.memory import Memory
 from orchestrator.server import loop
 from orchestrator.server.generation_request import GenerationRequest
 from orchestrator.server.inputs import read
@@ -95,7 +95,7 @@ class InProcessSystem:
         self._builder = RequestBuilder(config, checkpoint, DRAFTERS, grammars)
         self._target = Inline(TargetEngine(make_paged(target)))
         self._draft = Inline(DraftEngine(make_paged(draft)))
-        self._memory = Memory(100_000)
+        self._memory = NativeMemory(100_000)
         for text in learnt:
             self._memory.learn("", checkpoint.tokenizer.encode(text).ids)
         self._sequence_ids = itertools.count(1)

@@ -37,6 +37,8 @@ Engine = Literal["torch", Compiled, "llm_api"]
 COMPILED: tuple[str, ...] = get_args(Compiled)
 #: The model of NVIDIA's backend behind each of ours, with engine = "tensorrtllm_backend".
 BACKEND_MODELS = {"target": "tensorrt_llm", "draft": "tensorrt_llm_draft"}
+#: The default of `draft_max_sequences`, for which docs/load.md gives the reason.
+DRAFT_MAX_SEQUENCES = 4
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Not keys: the file's own path, and what Kubernetes injects for a Service that is named `serving`.
 _FOREIGN = re.compile(r"SERVING_(CONFIG|SERVICE_.*|PORT|PORT_.*)")
@@ -117,6 +119,9 @@ class ServingConfig(Declaration):
     max_nodes: int = Field(MAX_NODES, ge=1, le=MAX_NODES)
     #: how long a step waits for a drafter before it continues without drafts
     draft_timeout_ms: int = Field(250, ge=1, le=60_000)
+    #: a drafter drafts only while at most so many sequences share the target's passes: the more there are, the dearer
+    #: each row of a draft (docs/protocol.md, Drafters under load)
+    draft_max_sequences: int = Field(DRAFT_MAX_SEQUENCES, ge=1, le=4096)
     #: where drafting happens: `colocated` = in the target's process, which then has the drafters and runs several steps
     #: per call (docs/wire.md, Runs); `separate` = in the loop, and each drafter is a Triton model of its own, as always
     #: with compiled engines

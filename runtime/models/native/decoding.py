@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import Structure, c_double, c_int32, c_void_p
+from ctypes import Structure, c_int32, c_void_p
 from typing import NamedTuple
 
 import numpy as np
 
-from native.drafts_library import CurveFields
 from native.sampling import Requests
 from orchestrator.core.arrays import IdArray
-from orchestrator.core.cost_model import SharedCosts
 from orchestrator.core.proposal import NativeDrafts
 from orchestrator.core.tree import TokenTree
 from runtime.engine.kv.batch import MAX_PASS_ROWS, MAX_TREE_NODES
@@ -34,12 +32,10 @@ class ContinuationFields(Structure):
 
     _fields_ = [
         ("members", c_void_p),
-        ("root_s", c_double),
-        ("node_s", c_double),
         ("use", DrafterUseFields),
         ("stop_ids", c_void_p),
         *((name, c_int32) for name in (
-            "num_members", "num_stop_ids", "min_tokens", "max_tokens", "max_nodes", "max_depth", "is_grown",
+            "num_members", "num_stop_ids", "min_tokens", "max_tokens", "max_nodes", "max_depth",
         )),
     ]  # fmt: skip
 
@@ -50,8 +46,6 @@ class DecodingFields(Structure):
     _fields_ = [
         *((name, c_int32) for name in ("num_steps", "limit_us", "max_logits")),
         *((name, c_void_p) for name in ("interrupt", "requests")),
-        ("curve", CurveFields),
-        ("mean_tokens", c_double),
         *((name, c_void_p) for name in (
             "continuations", "drafters", "num_threads", "first_threads", "path_lens", "next_tokens", "num_nodes",
             "is_over", "num_read", "node_tokens", "node_parents", "node_names", "paths", "figures",
@@ -148,9 +142,6 @@ class DecodingCall:
             fields.min_tokens, fields.max_tokens = each.min_tokens, each.max_tokens
             if drafts := each.drafts:
                 fields.max_nodes, fields.max_depth = most, drafts.max_depth
-                if costs := drafts.costs:
-                    fields.is_grown, fields.root_s, fields.node_s = True, costs.root_s, costs.node_s
-        shared = _shared_costs(sequences)
         self.max_logits = count + max(sum(max_nodes), num_first)
         self.fields = DecodingFields(
             steps,
@@ -158,8 +149,6 @@ class DecodingCall:
             self.max_logits,
             ctypes.addressof(decoding.interrupt),
             ctypes.addressof(decoding.requests),
-            CurveFields.of(shared.curve) if shared else CurveFields(),
-            shared.mean_tokens if shared else 1.0,
             ctypes.addressof(self._fields),
             ctypes.addressof(self._drafters) if drafters else None,
             *(ctypes.addressof(threads) for threads in self._threads),
@@ -248,15 +237,11 @@ def _members_of(sequence: Continuation) -> ctypes.Array[MemberFields]:
     return (MemberFields * len(members))(*(MemberFields(each.handle or None, each.max_nodes) for each in members))
 
 
-def _shared_costs(sequences: Sequence[Continuation]) -> SharedCosts | None:
-    """Return the costs of a sequence whose tree grows together with others; those of all are about the same."""
-    drafts = (each.drafts for each in sequences if each.drafts)
-    return next((each.costs for each in drafts if each.costs), None)
 
 
 def has_room(sequences: Sequence[Continuation], vocab_size: int) -> bool:
-    """Return whether a pass has room for the full trees of all sequences that do not size their trees by cost."""
-    fixed = [each.drafts.max_nodes for each in sequences if each.drafts and not each.drafts.costs]
+    """Return whether a pass has room for the full trees of all sequences that do not size their trees themselves."""
+    fixed = [each.drafts.max_nodes for each in sequences if each.drafts and not each.drafts.is_sized]
     return max(fixed, default=0) <= _share(len(sequences), vocab_size)
 
 
@@ -266,7 +251,7 @@ def _max_nodes(sequences: Sequence[Continuation], vocab_size: int) -> list[int]:
     # A larger tree would get a pass of its own beside the steps of others.
     sized = share if len(sequences) == 1 else min(share, STEP_TOKENS)
     drafts = [each.drafts for each in sequences]
-    return [min(each.max_nodes, sized if each.costs else share) if each else 0 for each in drafts]
+    return [min(each.max_nodes, sized if each.is_sized else share) if each else 0 for each in drafts]
 
 
 def _share(count: int, vocab_size: int) -> int:

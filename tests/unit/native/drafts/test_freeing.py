@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from native.drafts import native_estimates
+from native.drafts import NativeEstimates
 from native.drafts_library import PromptLookupOptions, drafts_library
 from native.freeing import freed_with
 from tests.support.hanging import WAIT_S
@@ -53,7 +53,7 @@ def test_a_proposer_is_freed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from native.drafts import native_prompt_lookup
 
     library, freed, done = drafts_library(), list[int](), threading.Event()
-    assert library and native_estimates()
+    assert library and NativeEstimates()
     free = library.drafts_free
 
     def counted(handle: int) -> None:

@@ -23,9 +23,6 @@ STRUCTURES: dict[str, type[ctypes.Structure]] = {
     "Decoding": decoding.DecodingFields,
     "Drafter": drafters.DrafterFields,
     "DrafterUse": drafters.DrafterUseFields,
-    "Costs": drafts_library.CostFields,
-    "SharedPass": drafts_library.SharedPassFields,
-    "JointTree": drafts_library.JointTreeFields,
     "Tree": drafts_library.TreeFields,
     "Request": sampling.Request,
 }

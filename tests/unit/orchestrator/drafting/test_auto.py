@@ -1,222 +1,144 @@
-"""`auto` on texts that are known beforehand, with a target whose passes cost what a formula says."""
+"""`auto` on texts that are known beforehand: what it sends, what it learns, and where it drafts nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from native.drafts import GrowthBinding
+from native.drafts import GrowthBinding, NativeEstimates
 from orchestrator.core.context import Context
-from orchestrator.core.proposal import Budget, Proposal
+from orchestrator.core.costs import PassCosts
+from orchestrator.core.proposal import Budget, Proposal, Proposer
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.core.step_costs import StepCosts
-from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Acceptance
-from orchestrator.drafting.candidates import Candidate
-from orchestrator.drafting.estimates import AcceptanceEstimates, RequestOdds, corrected, range_of
-from orchestrator.drafting.growth import Growth
-from orchestrator.drafting.joint_growth import MARGIN
+from orchestrator.core.types import Acceptance, PassLoad
+from orchestrator.drafting.auto import range_of
+from orchestrator.drafting.costs import StepCosts
 from orchestrator.drafting.registry import select_method
-from tests.support.cost_models import cost_model_of
-from tests.support.decode import dependencies
-from tests.support.replays import COSTS, FIXED, TEXTS, Clock, generate, rates, repetitive, run, trap
+from tests.support.decode import dependencies, observe
+from tests.unit.orchestrator.drafting.test_corpus import corpus_of
+
+WIDE = Budget(128, 128)
+FLAT, STAIRS, LINEAR = (
+    lambda rows: 1.0 + 0.001 * rows,
+    lambda rows: 1.0 + 0.3 * ((rows - 1) // 4),
+    lambda rows: 0.8 + 0.2 * rows,
+)
+CYCLE = [*range(10, 22)]
 
 
-@pytest.mark.parametrize("cost", COSTS)
-@pytest.mark.parametrize("text", ["novel", "trap"])
-def test_auto_is_never_slower_than_plain_where_nothing_can_be_drafted(cost: str, text: str) -> None:
-    texts = [TEXTS[text](1500)]
-    assert run("auto", texts, COSTS[cost]) >= 0.98 * run("none", texts, COSTS[cost])
+def costs_of(cost: Callable[[int], float]) -> StepCosts:
+    """The costs of passes that take cost(rows) seconds."""
+    rows = range(1, 130)
+    return StepCosts(PassCosts.measured([*rows], np.array([cost(number) for number in rows])))
 
 
-@pytest.mark.parametrize("cost", COSTS)
-def test_auto_is_as_fast_as_the_best_fixed_method_on_a_text_that_stays_the_same(cost: str) -> None:
-    texts = [repetitive(1500)]
-    best = max(run(method, texts, COSTS[cost]) for method in FIXED)
-    assert run("auto", texts, COSTS[cost]) >= best
+def auto(cost: Callable[[int], float] = FLAT, config: str = "", **given: object) -> Proposer:
+    own = {"estimates": NativeEstimates(), **given}
+    return select_method("auto", config, frozenset(), {}).proposer(
+        replace(dependencies(), step_costs=costs_of(cost), **own)  # type: ignore[arg-type]
+    )
 
 
-@pytest.mark.parametrize("cost", COSTS)
-def test_auto_beats_every_fixed_method_when_the_text_switches(cost: str) -> None:
-    texts = [part for seed in range(3) for part in (trap(600), repetitive(900 + seed))]
-    best = max(run(method, texts, COSTS[cost]) for method in FIXED)
-    assert run("auto", texts, COSTS[cost]) > best
+def generate(proposer: Proposer, text: list[int], cost: Callable[[int], float]) -> tuple[float, list[int]]:
+    """Return the seconds that a text takes, as a target takes them that says just that, and the sizes of the trees."""
+    context, seconds, sizes = Context(text[:4]), 0.0, list[int]()
+    while len(context) < len(text):
+        rest = text[len(context) :]
+        tree = proposer.propose(context, Sampling(), Budget(128, len(rest) - 1)).tree
+        path, node = list[int](), 0
+        while len(path) < len(rest) and (node := tree.children[node].get(rest[len(path)], 0)):
+            path.append(node)
+        rows = tree.num_nodes + 1
+        load = PassLoad(rows, 1, rows, len(path) + 1, num_kv_tokens=len(context))
+        acceptance = Acceptance(tuple(path), rest[len(path)], forward_us=int(1e6 * cost(rows)), load=load)
+        context.commit(acceptance.tokens(tree))
+        observe(proposer, tree, acceptance)
+        seconds += cost(rows)
+        sizes.append(tree.num_nodes)
+    return seconds, sizes
 
 
-@pytest.mark.parametrize("cost", COSTS)
-def test_auto_beats_every_fixed_method_when_the_load_switches_and_no_text_costs_the_batch_much(cost: str) -> None:
-    """The geometric mean of the batch's rates, since a faster method would count the texts under load for less."""
-    texts = [(repetitive(600 + seed), trap(400), repetitive(601 + seed), trap(400)) for seed in range(2)]
-    parts = [part for four in texts for part in zip(four, (0, 12, 12, 0), strict=True)]
-    found = {method: np.array(rates(method, parts, COSTS[cost])) for method in (*FIXED, "auto")}
-    means = {method: np.log(each).mean() for method, each in found.items()}
-    assert means["auto"] > max(means[method] for method in FIXED)
-    assert (found["auto"] >= 0.95 * found["none"]).all()
+@pytest.mark.parametrize("cost", [FLAT, STAIRS, LINEAR], ids=["flat", "stairs", "linear"])
+def test_a_text_that_repeats_itself_is_drafted_and_one_that_does_not_costs_next_to_nothing(
+    cost: Callable[[int], float],
+) -> None:
+    plain_s = 600 * cost(1)
+    assert generate(auto(cost), CYCLE * 50, cost)[0] < 0.75 * plain_s
+    rng = np.random.default_rng(0)
+    assert generate(auto(cost), rng.integers(0, 9, 600).tolist(), cost)[0] < 1.04 * plain_s
 
 
-def test_auto_sends_fewer_nodes_where_rows_cost_more() -> None:
-    def mean_nodes(cost: str) -> float:
-        clock = Clock()
-        proposer = select_method("auto", "", frozenset(), {}).proposer(
-            replace(dependencies(), step_costs=StepCosts(clock))
-        )
-        seen = []
-        propose = proposer.propose
-
-        def counted(context: Context, sampling: Sampling, budget: Budget) -> Proposal:
-            proposal = propose(context, sampling, budget)
-            seen.append(proposal.tree.num_nodes)
-            return proposal
-
-        proposer.propose = counted  # type: ignore[method-assign]
-        generate(proposer, repetitive(1500), clock, COSTS[cost], 0)
-        return float(np.mean(seen))
-
-    assert mean_nodes("linear") < 0.7 * mean_nodes("flat")
+def test_trees_are_smaller_where_rows_cost_more() -> None:
+    rng = np.random.default_rng(1)
+    text = [token for _ in range(60) for token in (*CYCLE[: rng.integers(3, 12)], int(rng.integers(0, 9)))]
+    sizes = {cost: np.mean(generate(auto(cost), text, cost)[1]) for cost in (FLAT, LINEAR)}
+    assert 0 < sizes[LINEAR] < 0.7 * sizes[FLAT]
 
 
-class Drawn:
-    """A source whose candidates after every continuation, and their probabilities, are drawn from a seed."""
-
-    name = "drawn"
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-
-    def start(self, context: Context) -> tuple[int, ...]:
-        return ()
-
-    def after(self, state: tuple[int, ...], token: int) -> tuple[int, ...]:
-        return (*state, token)
-
-    def candidates(self, state: tuple[int, ...]) -> list[Candidate]:
-        rng = np.random.default_rng((self._seed, *state))
-        return [Candidate(token, int(rng.integers(1000))) for token in range(1, 3) if rng.random() < 0.8]
-
-    def prior(self, evidence: int) -> float:
-        return evidence / 1000
+def propose(proposer: Proposer, ids: list[int], budget: Budget = WIDE) -> Proposal:
+    return proposer.propose(Context(ids), Sampling(), budget)
 
 
-def continuations(source: Drawn, depth: int) -> list[tuple[tuple[int, ...], float]]:
-    """All continuations that the source names, of at most `depth` tokens, with their probabilities."""
-    found, level = [], [((), 1.0)]
-    for _ in range(depth):
-        level = [
-            ((*path, candidate.token), probability * min(source.prior(candidate.evidence), 0.99))
-            for path, probability in level
-            for candidate in source.candidates(path)
-        ]
-        found += level
-    return found
+def test_a_tree_has_what_followed_the_longest_suffix_and_the_next_shorter_one() -> None:
+    tree = propose(auto(), [7, 1, 2, 3, 8, 8, 2, 4, 9, 1, 2], Budget(2, 1)).tree
+    assert tree.paths[1:] == [(3,), (4,)]
 
 
-@pytest.mark.parametrize("cost", COSTS)
-@pytest.mark.parametrize("seed", range(25))
-def test_no_tree_of_the_candidates_has_a_higher_rate(cost: str, seed: int) -> None:
-    others, seconds = 0.1 * seed, np.array([COSTS[cost](rows) for rows in range(1, 130)])
-    costs = cost_model_of(seconds, others)
-    source = Drawn(seed)
-    tree = Growth([source], AcceptanceEstimates()).grow(Context([1]), Budget(128, 6), costs).tree
-
-    probabilities = dict(continuations(source, 6))
-    best = sorted(probabilities.values(), reverse=True)
-    rates = [(1 + others + sum(best[:n])) / seconds[n] for n in range(1, len(best) + 1)]
-    plain = (1 + MARGIN) * (1 + others) / seconds[0]
-    found = (1 + others + sum(probabilities[path] for path in tree.paths[1:])) / seconds[tree.num_nodes]
-    assert bool(tree.num_nodes) == (max(rates, default=0.0) > plain)
-    assert not tree.num_nodes or found == pytest.approx(max(rates, default=0.0))
+def test_trees_keep_to_the_budget_and_are_chains_where_a_rule_needs_them() -> None:
+    ids = [*CYCLE, 1, *CYCLE, 2, *CYCLE]
+    for budget in (Budget(0, 5), Budget(5, 0), Budget(3, 9), Budget(40, 2)):
+        tree = propose(auto(), ids, budget).tree
+        assert tree.num_nodes <= budget.max_nodes and tree.depths.max() <= budget.max_depth
+    forked = [7, 1, 2, 3, 8, 8, 2, 4, 9, 1, 2]
+    assert not propose(auto(), forked).tree.is_chain
+    assert propose(auto(config='{"tree": false}'), forked).tree.is_chain
+    assert propose(auto(config='{"max_nodes": 3}'), ids).tree.num_nodes == 3
 
 
-def test_growth_keeps_to_the_budget_and_grows_chains_where_a_rule_needs_them() -> None:
-    costs = cost_model_of(1.0 + 0.001 * np.arange(129))
-    for seed, (max_nodes, max_depth) in enumerate([(0, 5), (5, 0), (3, 9), (40, 2)] * 5):
-        budget = Budget(max_nodes, max_depth)
-        tree = Growth([Drawn(seed)], AcceptanceEstimates()).grow(Context([1]), budget, costs).tree
-        assert tree.num_nodes <= max_nodes
-        assert tree.depths.max() <= max_depth
-        assert (
-            Growth([Drawn(seed)], AcceptanceEstimates(), is_chain=True).grow(Context([1]), budget, costs).tree.is_chain
-        )
+def test_every_source_that_names_a_token_is_named() -> None:
+    proposal = propose(auto(prediction=(1, 2), corpus=corpus_of([[5, 1, 2]])), [5, 1, 2, 5])
+    assert proposal.sources[0] == "predicted+suffix+corpus"
 
 
-class Named(Drawn):
-    """A source that names the same candidates after every continuation."""
-
-    def __init__(self, candidates: list[Candidate]) -> None:
-        super().__init__(0)
-        self._candidates = candidates
-
-    def candidates(self, state: tuple[int, ...]) -> list[Candidate]:
-        return self._candidates
-
-
-def test_candidates_are_judged_by_the_text_whether_they_were_sent_or_not() -> None:
-    estimates = AcceptanceEstimates()
-    growth = Growth([Named([Candidate(1, 900), Candidate(2, 10)])], estimates)
-    for number in range(20):
-        tree = growth.grow(Context([1]), Budget(8, 8), cost_model_of(1.0 + 0.5 * np.arange(129))).tree
-        assert number or 2 not in tree.tokens
-        growth.learn([2])
-    assert estimates.probability(("drawn", 900, 0, 0), 0.9) < 0.2
-    assert estimates.probability(("drawn", 10, 0, 0), 0.01) > 0.8
-
-
-def test_the_text_of_plain_steps_is_compared_with_what_would_have_been_named() -> None:
-    estimates, costs = AcceptanceEstimates(), cost_model_of(1.0 + 0.5 * np.arange(129))
-    growth, context = Growth([Named([Candidate(1, 900)])], estimates), Context([1])
-    growth.grow(context, Budget(8, 8), costs)
-    growth.learn([2])
-    context.commit([2] * 60)
-    growth.grow(context, Budget(8, 8), costs)
-    assert estimates.probability(("drawn", 900, 0, 0), 0.9) == pytest.approx(0.9 * 4 / 64, rel=0.1)
-
-
-def test_estimates_follow_the_newest_outcomes() -> None:
-    estimates = AcceptanceEstimates()
-    assert estimates.probability("kind", 0.3) == pytest.approx(0.3)
-    for _ in range(2000):
-        estimates.observe("kind", True)
-    assert estimates.probability("kind", 0.3) > 0.9
-    for _ in range(2000):
-        estimates.observe("kind", False)
-    assert estimates.probability("kind", 0.3) < 0.1
-
-
-def test_a_requests_odds_correct_what_the_deployment_expects() -> None:
-    better, worse, same = RequestOdds(), RequestOdds(), RequestOdds()
-    for number in range(40):
-        better.observe(0.5, True)
-        worse.observe(0.5, False)
-        same.observe(0.5, number % 2 == 0)
-    assert corrected(0.5, better.ratio) > 0.85
-    assert corrected(0.5, worse.ratio) < 0.15
-    assert corrected(0.5, same.ratio) == pytest.approx(0.5, abs=0.05)
-    assert corrected(0.9, 1.0) == pytest.approx(0.9)
+def test_drafts_end_where_the_text_never_follows_them() -> None:
+    """After 1 comes another token than ever before."""
+    text = [token for number in range(150) for token in (1, 100 + number)]
+    sizes = generate(auto(LINEAR), text, LINEAR)[1]
+    assert sum(sizes[-50:]) < sum(sizes[:50]) / 4
 
 
 def test_greedy_and_sampled_requests_teach_each_other_nothing() -> None:
     ranges = [range_of(Sampling(temperature)) for temperature in (0.0, 0.2, 0.5, 0.8, 1.0, 1.5, 9.0)]
     assert ranges == [0, 1, 2, 3, 3, 4, 4]
-    estimates, costs = AcceptanceEstimates(), cost_model_of(1.0 + 0.5 * np.arange(129))
-    for _ in range(50):
-        growth = Growth([Named([Candidate(1, 900)])], estimates)
-        growth.grow(Context([1]), Budget(8, 1), costs, 3)
-        growth.learn([2])
-    for temperature_range, num_nodes in ((3, 0), (0, 1)):
-        growth = Growth([Named([Candidate(1, 900)])], estimates)
-        assert growth.grow(Context([1]), Budget(8, 1), costs, temperature_range).tree.num_nodes == num_nodes
+    estimates, ids = NativeEstimates(), [1, 2, 3, 1, 2]
+    for _ in range(60):  # greedy texts that do not go on as they did before
+        context, proposer = Context(ids), auto(LINEAR, estimates=estimates)
+        observe(proposer, proposer.propose(context, Sampling(), WIDE).tree, Acceptance((), 9))
+        context.commit([9])
+        proposer.propose(context, Sampling(), WIDE)
+    drafted = [
+        auto(LINEAR, estimates=estimates).propose(Context(ids), Sampling(temperature), WIDE).tree.num_nodes > 0
+        for temperature in (0.0, 0.8)
+    ]
+    assert drafted == [False, True]
 
 
-def test_the_prompt_is_read_before_the_first_step_though_no_cost_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_read_in_pieces_gives_the_same_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = CYCLE * 8
+    whole = propose(auto(), text).tree.paths
+    monkeypatch.setattr("native.drafts.PIECE", 7)
+    assert propose(auto(), text).tree.paths == whole
+
+
+def test_the_prompt_is_read_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Later proposals are made on the engine's thread, where a long prompt would use up the proposer's time limit."""
     read: list[list[int]] = []
     monkeypatch.setattr(GrowthBinding, "read_prompt", lambda _, tokens: read.append([*tokens]))
-    given = replace(dependencies(), step_costs=StepCosts(Clock()), estimates=AcceptanceEstimates())
-    proposer, context = select_method("auto", "", frozenset(), {}).proposer(given), Context([*range(50)])
+    proposer, context = auto(), Context([*range(50)])
     for _ in range(3):
-        assert proposer.propose(context, Sampling(), Budget(8, 8)).tree.num_nodes == 0
+        proposer.propose(context, Sampling(), Budget(8, 8))
         context.commit([7])
-        proposer.observe(TokenTree.bare(), Acceptance((), 7))
     assert read == [[*range(50)]]

@@ -26,7 +26,6 @@ from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.drafting.corpus import (
     ENDS,
-    FEW_PLACES,
     MANIFEST,
     MAX_DEPTH,
     TOKENS,
@@ -34,8 +33,8 @@ from orchestrator.drafting.corpus import (
     Shard,
     load_corpus_index,
 )
+from orchestrator.drafting.lookup import Suffix, SuffixConfig
 from orchestrator.drafting.ngram import Ngram, NgramConfig
-from orchestrator.drafting.suffix import Suffix, SuffixConfig
 from tests.support.decode import decode, dependencies
 from tests.support.table_target import TableTarget
 from tests.support.tiny_models import write_byte_tokenizer
@@ -62,26 +61,27 @@ def naive_places(documents: list[list[int]], suffix: list[int]) -> list[tuple[in
 
 
 @settings(deadline=None, max_examples=150)
-@given(documents_of_ids, st.lists(st.integers(0, 4), min_size=1, max_size=12), st.integers(1, 12), st.integers(31, 80))
+@given(
+    documents_of_ids,
+    st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True),
+    st.integers(1, 12),
+    st.integers(31, 80),
+)
 def test_look_ups_are_those_of_a_naive_search(
     documents: list[list[int]], text: list[int], max_depth: int, most: int
 ) -> None:
+    """The text does not repeat itself, so that suffix decoding drafts from the corpus alone."""
     corpus = corpus_of(documents, most)  # documents fit into a shard, so that none is cut
     lengths = [n for n in range(1, min(len(text), max_depth) + 1) if naive_places(documents, text[-n:])]
-    found = corpus.longest(text, max_depth)
-    assert (found.length if found else 0) == max(lengths, default=0)
-    if found:
-        places = naive_places(documents, text[-found.length :])
-        expected = [(documents[number][end : end + 4] + [V] * 4)[:4] for number, end in places]
-        assert sorted(corpus.continuations(found, 4).tolist()) == sorted(expected)
-        truth = Counter(documents[number][end] for number, end in places)
-        assert corpus.followers(text[-found.length :]) == truth
-        likeliest = corpus.likeliest(text, max_depth)
-        assert likeliest and likeliest.length == found.length
-        if len(places) <= FEW_PLACES:
-            token, times = min(truth.items(), key=lambda item: (-item[1], item[0]))
-            assert likeliest[1:] == (token, times, len(places))
-    assert corpus.followers([4]) == Counter()
+    config = SuffixConfig(max_depth=max_depth, factor=1.0, min_prob=0.0, draft_len=1, tree=False)
+    found = Suffix(config, dependencies(corpus=corpus)).propose(Context(text), Sampling(), WIDE).tree.tokens.tolist()
+    if not lengths:
+        assert found == []
+        return
+    suffix = text[-max(lengths) :]
+    truth = Counter(documents[number][end] for number, end in naive_places(documents, suffix))
+    assert found == [min(truth, key=lambda token: (-truth[token], token))]
+    assert corpus.followers(suffix) == truth
 
 
 @settings(deadline=None)
@@ -95,12 +95,9 @@ def test_places_are_sorted_by_the_text_before_them(documents: list[list[int]]) -
 
 def test_texts_that_agree_for_longer_than_the_index_is_sorted() -> None:
     corpus = corpus_of([[1] * 300, [2, *[1] * 100, 3]])
-    found = corpus.longest([1] * 200, MAX_DEPTH)
-    assert found and found.length == MAX_DEPTH
-    assert sum(len(places) for _, places in found.places) == 300 - MAX_DEPTH + 100 - MAX_DEPTH + 1
-    assert corpus.continuations(found, 3).shape == (256, 3)
     assert corpus.followers([1] * MAX_DEPTH)[1] > 200
-    assert corpus.likeliest([1] * 200, MAX_DEPTH) == (MAX_DEPTH, 1, FEW_PLACES, FEW_PLACES)
+    draft = Suffix(SuffixConfig(max_depth=MAX_DEPTH, factor=1.0), dependencies(corpus=corpus))
+    assert draft.propose(Context([2, *[1] * MAX_DEPTH]), Sampling(), WIDE).tree.num_nodes
 
 
 def test_shards_are_bounded_and_no_token_is_lost() -> None:
@@ -183,12 +180,8 @@ def test_an_index_of_text_and_json_lines_is_mapped_read_only(
     for shard in corpus.shards:
         assert not shard.tokens.flags.writeable and not shard.ends.flags.writeable
         assert isinstance(shard.tokens, np.memmap) and isinstance(shard.ends, np.memmap)
-    found = corpus.longest(tokenizer.encode("a quick brown ", add_special_tokens=False).ids, MAX_DEPTH)
-    assert found
-    said = {
-        tokenizer.decode([t for t in row if t != corpus.separator]) for row in corpus.continuations(found, 3).tolist()
-    }
-    assert {"fox", "cat"} <= {text[:3] for text in said}
+    followers = corpus.followers(tokenizer.encode("quick brown ", add_special_tokens=False).ids)
+    assert {tokenizer.decode([token]) for token in followers} == {"f", "c"}
 
 
 def test_the_command_uses_the_deployment_s_target_and_replaces_an_index(

@@ -23,7 +23,7 @@ from orchestrator.drafting.dependencies import NO_ANSWER
 from orchestrator.drafting.drafter_configs import DraftModelConfig, DynamicConfig, StaticConfig
 from orchestrator.drafting.drafters import DraftModel, HeadProposer
 from orchestrator.drafting.registry import select_method
-from tests.support.decode import dependencies
+from tests.support.decode import dependencies, observe
 
 TREE = TokenTree.from_paths([[4, 5], [6]])
 BUDGET = Budget(20, 5)
@@ -54,7 +54,7 @@ def rows(*values: float) -> np.ndarray:
 
 
 def stepped(proposer: HeadProposer, context: Context, features: np.ndarray | None, start: int, *tokens: int) -> None:
-    proposer.observe(TREE, Acceptance((), tokens[-1], features=features, features_start=start))
+    observe(proposer, TREE, Acceptance((), tokens[-1], features=features, features_start=start))
     context.commit(tokens)
 
 
@@ -63,13 +63,13 @@ def test_a_head_without_a_cache_is_handed_the_newest_state_alone() -> None:
     proposer = HeadProposer(StaticConfig(), dependencies("medusa", drafter_client=lambda name: line))
     context = Context([1, 2, 3])
     assert proposer.propose(context, Sampling(), BUDGET).tree.num_nodes == 0
-    assert proposer.options == StepOptions(features_from=2, hidden_states=HiddenStates.LAST)
+    assert proposer.needs == StepOptions(features_from=2, hidden_states=HiddenStates.LAST)
     stepped(proposer, context, rows(0.2, 0.3, 0.4), 2, 7, 8, 9)
     assert proposer.propose(context, Sampling(), BUDGET).sources == ("medusa",) * 3
     ((length, budget, head),) = line.calls
     assert (length, budget, head.features_start) == (6, BUDGET, 4)
     assert np.array_equal(head.features, rows(0.4))
-    assert proposer.options.features_from == 5
+    assert proposer.needs.features_from == 5
 
 
 def test_a_head_with_a_cache_says_what_it_lacks() -> None:
@@ -77,10 +77,10 @@ def test_a_head_with_a_cache_says_what_it_lacks() -> None:
     proposer = HeadProposer(DynamicConfig(depth=3), dependencies("eagle2", drafter_client=lambda name: line))
     context = Context(list(range(20)))
     proposer.propose(context, Sampling(), BUDGET)
-    assert proposer.options.features_from == 16
+    assert proposer.needs.features_from == 16
     stepped(proposer, context, rows(1, 2, 3, 4), 16, 7)
     assert proposer.propose(context, Sampling(), BUDGET).tree is TREE
-    assert proposer.options.features_from == 20
+    assert proposer.needs.features_from == 20
     assert [(n, b.max_depth) for n, b, _ in line.calls] == [(20, 3), (21, 3)]
     assert np.array_equal(line.calls[1][2].features, rows(1, 2, 3, 4))
     assert line.calls[0][2].features is None
@@ -91,9 +91,9 @@ def test_once_a_head_has_refused_the_request_no_state_is_asked_for() -> None:
     proposer = HeadProposer(StaticConfig(), dependencies("eagle", drafter_client=lambda name: line))
     context = Context(list(range(20)))
     proposer.propose(context, Sampling(), BUDGET)
-    assert proposer.options.features_from == 19
+    assert proposer.needs.features_from == 19
     line.has_given_up = True
-    assert proposer.options == StepOptions()
+    assert proposer.needs == StepOptions()
 
 
 def test_while_a_head_is_silent_the_newest_state_alone_is_asked_for() -> None:
@@ -102,20 +102,20 @@ def test_while_a_head_is_silent_the_newest_state_alone_is_asked_for() -> None:
     proposer = HeadProposer(DynamicConfig(), dependencies("eagle3", drafter_client=lambda name: line))
     context = Context(list(range(20)))
     proposer.propose(context, Sampling(), BUDGET)
-    assert proposer.options == StepOptions(features_from=19, hidden_states=HiddenStates.LAYERS)
+    assert proposer.needs == StepOptions(features_from=19, hidden_states=HiddenStates.LAYERS)
     stepped(proposer, context, rows(1), 19, 7)
     assert proposer.propose(context, Sampling(), BUDGET).tree.num_nodes == 0
-    assert proposer.options.features_from == 20
+    assert proposer.needs.features_from == 20
     stepped(proposer, context, rows(2, 3), 20, 7, 8)
     proposer.propose(context, Sampling(), BUDGET)
     assert line.calls[2][2].features_start == 20
-    assert proposer.options.features_from == 19
+    assert proposer.needs.features_from == 19
 
 
 def test_a_request_without_nodes_proposes_nothing_and_needs_no_hidden_states() -> None:
     proposer = HeadProposer(DynamicConfig(max_nodes=0), dependencies("eagle2", drafter_client=lambda name: Line()))
     assert proposer.propose(Context([1, 2]), Sampling(), Budget(0, 5)).tree.num_nodes == 0
-    assert proposer.options == StepOptions()
+    assert proposer.needs == StepOptions()
 
 
 def test_no_choices_are_the_head_s_own() -> None:
@@ -178,7 +178,7 @@ def proposer_of(method: str, line: Line, **parameters: object) -> Proposer:
     """A head that has the states it needs."""
     config = select_method(method, json.dumps(parameters), frozenset({"eagle", "eagle3", "redrafter"}), {}).config
     proposer = HeadProposer(config, dependencies(method, drafter_client=lambda name: line))  # type: ignore[arg-type]
-    proposer.observe(TREE, Acceptance((), 1, features=rows(1), features_start=18))
+    observe(proposer, TREE, Acceptance((), 1, features=rows(1), features_start=18))
     return proposer
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,13 +16,13 @@ from orchestrator.core.arrays import FloatArray
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import EngineError
-from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.proposal import Budget, Proposal, Proposer, Step
 from orchestrator.core.sampled_drafts import nodes_with_valid_q
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, StepOptions
 from orchestrator.drafting.guarded import Guarded
-from tests.support.decode import decode
+from tests.support.decode import decode, observe
 from tests.support.enumeration import Branch, law
 from tests.support.table_target import TableTarget
 
@@ -45,8 +45,8 @@ class Faulty:
     calls: list[str] = field(default_factory=list)
 
     @property
-    def options(self) -> StepOptions:
-        if self.raises_in == "options":
+    def needs(self) -> StepOptions:
+        if self.raises_in == "needs":
             raise ValueError("on purpose")
         return StepOptions(target_tokens=True)
 
@@ -59,7 +59,7 @@ class Faulty:
         self._called("propose")
         return Proposal.of(self.tree, self.name)
 
-    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
+    def observe(self, steps: Sequence[Step]) -> None:
         self._called("observe")
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ def steps(proposer: Guarded, count: int = 3) -> list[list[int]]:
     found = []
     for _ in range(count):
         tree = proposer.propose(Context([3]), Sampling(), BUDGET).tree
-        proposer.observe(tree, Acceptance((), 5))
+        observe(proposer, tree, Acceptance((), 5))
         found.append(tree.tokens.tolist())
     return found
 
@@ -79,7 +79,7 @@ def steps(proposer: Guarded, count: int = 3) -> list[list[int]]:
 def test_sound_proposer_is_let_through() -> None:
     inner = Faulty()
     guarded = Guarded(inner, VOCAB_SIZE)
-    assert (guarded.name, guarded.options) == ("faulty", StepOptions(target_tokens=True))
+    assert (guarded.name, guarded.needs) == ("faulty", StepOptions(target_tokens=True))
     assert steps(guarded) == [[1, 2]] * 3
     guarded.close()
     assert inner.calls == ["propose", "observe"] * 3 + ["close"]
@@ -95,14 +95,14 @@ def test_proposer_that_raises_is_asked_no_more(where: str, caplog: pytest.LogCap
     assert len(caplog.records) == 1 and "without drafts" in caplog.text and "on purpose" in caplog.text
 
 
-def test_proposer_whose_options_raise_asks_for_nothing_and_proposes_no_more(caplog: pytest.LogCaptureFixture) -> None:
-    guarded = Guarded(Faulty(raises_in="options"), VOCAB_SIZE)
-    assert guarded.options == guarded.options == StepOptions()
+def test_proposer_whose_needs_raise_asks_for_nothing_and_proposes_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    guarded = Guarded(Faulty(raises_in="needs"), VOCAB_SIZE)
+    assert guarded.needs == guarded.needs == StepOptions()
     assert steps(guarded) == [[], [], []]
-    assert len(caplog.records) == 1 and "failed in options" in caplog.text
+    assert len(caplog.records) == 1 and "failed in needs" in caplog.text
 
 
-@pytest.mark.parametrize("where", ["options", "close"])
+@pytest.mark.parametrize("where", ["needs", "close"])
 def test_proposer_that_raises_outside_propose_fails_neither_the_request_nor_its_release(where: str) -> None:
     """The loop and its end, as the request handler runs them: the text comes out and the target is released."""
     target, proposer = TableTarget(VOCAB_SIZE), Guarded(Faulty(raises_in=where), VOCAB_SIZE)
@@ -148,7 +148,7 @@ def drawn_from(probs: FloatArray) -> Distribution:
 class Drawing(Proposer):
     """Draws a chain of two from Q; after one of its tokens the next q is no distribution."""
 
-    name, options = "drawing", StepOptions()
+    name, needs = "drawing", StepOptions()
 
     def __init__(self, branch: Branch) -> None:
         self._branch = branch

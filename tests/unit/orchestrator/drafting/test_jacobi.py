@@ -17,7 +17,7 @@ from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.types import Acceptance
 from orchestrator.drafting.jacobi import Jacobi, JacobiConfig, filled, spare_tokens
-from tests.support.decode import decode, dependencies
+from tests.support.decode import decode, dependencies, observe
 from tests.support.table_target import TableTarget
 
 WIDE = Budget(1000, 1000)
@@ -44,9 +44,9 @@ def textbook(target: TableTarget, prompt: list[int], guess: list[int], sampling:
 
 def step(proposer: Jacobi, context: Context, target: TableTarget, sampling: Sampling, budget: Budget = WIDE) -> None:
     tree = proposer.propose(context, sampling, budget).tree
-    acceptance = target.step(context, tree, sampling, proposer.options)
+    acceptance = target.step(context, tree, sampling, proposer.needs)
     context.commit(acceptance.tokens(tree))
-    proposer.observe(tree, acceptance)
+    observe(proposer, tree, acceptance)
 
 
 targets = st.builds(TableTarget, st.integers(2, 8), st.integers(1, 3), st.integers(0, 10**6), st.just(1.5))
@@ -104,12 +104,12 @@ def test_jacobi_by_hand() -> None:
     tree = proposer.propose(context, Sampling(), WIDE).tree
     assert tree.tokens.tolist() == [7, 8, 9, 7] and tree.is_chain
     # 7 and 8 were right, 9 should be 5; the answers after it keep their places: 4 after 9, 3 after 7.
-    proposer.observe(tree, Acceptance((1, 2), 5, np.array([7, 8, 5, 4, 3], np.int32)))
+    observe(proposer, tree, Acceptance((1, 2), 5, np.array([7, 8, 5, 4, 3], np.int32)))
     tree = proposer.propose(context, Sampling(), WIDE).tree
     assert tree.tokens.tolist() == [4, 3, 8, 9]  # the prompt goes on where it was left
     tree = proposer.propose(context, Sampling(), Budget(99, 1)).tree
     assert tree.tokens.tolist() == [4]
-    proposer.observe(tree, Acceptance((), 6, np.array([6, 2], np.int32)))
+    observe(proposer, tree, Acceptance((), 6, np.array([6, 2], np.int32)))
     assert proposer.propose(context, Sampling(), Budget(2, 99)).tree.tokens.tolist() == [2, 8]
     assert proposer._guesses == [2, 8, 9, 7]
 
@@ -117,7 +117,7 @@ def test_jacobi_by_hand() -> None:
 def test_jacobi_answer_without_picks_moves_the_guesses_all_the_same() -> None:
     proposer, context = jacobi(3), Context([7, 8, 9])
     tree = proposer.propose(context, Sampling(), WIDE).tree
-    proposer.observe(tree, Acceptance((1,), 5))
+    observe(proposer, tree, Acceptance((1,), 5))
     assert proposer._guesses == [9]
 
 

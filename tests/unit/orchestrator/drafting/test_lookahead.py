@@ -22,7 +22,7 @@ from orchestrator.core.types import Acceptance
 from orchestrator.drafting.dependencies import ProposerDependencies
 from orchestrator.drafting.lookahead import Lookahead, LookaheadConfig, NgramPool, Shape, shape_of
 from orchestrator.drafting.registry import select_method
-from tests.support.decode import decode, dependencies
+from tests.support.decode import decode, dependencies, observe
 from tests.support.lookahead_figures import (
     ACCEPTED_IN_WARM_UP,
     FIRST_NGRAMS,
@@ -76,10 +76,10 @@ def follow(proposer: Lookahead, context: Context, figure: Pass) -> None:
         + ("lookahead.window",) * (len(tokens) - 1 - figure.num_candidates)
     )  # fmt: skip
 
-    acceptance = TableTarget(len(ascii_letters), script=script).step(context, tree, Sampling(), proposer.options)
+    acceptance = TableTarget(len(ascii_letters), script=script).step(context, tree, Sampling(), proposer.needs)
     assert text(acceptance.tokens(tree)[:-1]) == figure.accepted
     context.commit(acceptance.tokens(tree))
-    proposer.observe(tree, acceptance)
+    observe(proposer, tree, acceptance)
     assert [text(row) for row in rows_of(proposer)] == figure.rows
     assert {key: [text(tail) for tail in proposer._pool.tails(ids(key)[0])] for key in figure.pool} == figure.pool
 
@@ -135,9 +135,9 @@ def test_lookahead_masks_obey_the_source(window: int, ngram: int, guesses: int, 
             assert set(paths) == {*cells, *candidates} - {()}
         sources = ["lookahead.pool" if path in set(candidates) else "lookahead.window" for path in paths]
         assert list(proposal.sources) == sources == sorted(sources)
-        acceptance = target.step(context, proposal.tree, Sampling(), proposer.options)
+        acceptance = target.step(context, proposal.tree, Sampling(), proposer.needs)
         context.commit(acceptance.tokens(proposal.tree))
-        proposer.observe(proposal.tree, acceptance)
+        observe(proposer, proposal.tree, acceptance)
         assert rows_of(proposer)[0][0] == context.root
 
 
@@ -162,9 +162,9 @@ def test_lookahead_whatever_is_left_out_tokens_keep_their_positions(
         budget = Budget(max_nodes, max_depth)
         proposal = proposer.propose(context, Sampling(), budget)
         assert proposal.cut(budget) is proposal
-        acceptance = target.step(context, proposal.tree, Sampling(), proposer.options)
+        acceptance = target.step(context, proposal.tree, Sampling(), proposer.needs)
         context.commit(acceptance.tokens(proposal.tree))
-        proposer.observe(proposal.tree, acceptance)
+        observe(proposer, proposal.tree, acceptance)
         root = len(context) - 1
         for j, row in enumerate(rows_of(proposer)):
             assert all(token in (0, root + i + j) for i, token in enumerate(row))
@@ -177,11 +177,11 @@ def test_lookahead_columns_beyond_the_budget_are_refilled() -> None:
     tree = proposer.propose(context, Sampling(), Budget(99, 2)).tree
     assert text(tree.tokens.tolist()) == "KFLG"  # M, below F G, would be the third level; column 2 ends there
     target_tokens = np.array(ids("CQZRZ"), np.int32)
-    proposer.observe(tree, Acceptance((), ids("C")[0], target_tokens))
+    observe(proposer, tree, Acceptance((), ids("C")[0], target_tokens))
     assert [text(row) for row in rows_of(proposer)] == ["CGHIJ", "LMNOP", "RAEFG"]
     tree = proposer.propose(context, Sampling(), Budget(99, 0)).tree
     assert tree.num_nodes == 0
-    proposer.observe(tree, Acceptance((), ids("D")[0], np.array(ids("D"), np.int32)))
+    observe(proposer, tree, Acceptance((), ids("D")[0], np.array(ids("D"), np.int32)))
     assert [text(row) for row in rows_of(proposer)] == ["DMNOP", "RAEFG", "HIJAE"]
 
 
@@ -192,7 +192,7 @@ def test_lookahead_column_left_out_ends_the_row_though_the_pool_brings_a_later_o
     proposer._pool.add(tuple(ids("GSbg")))  # column 1, whole
     tree = proposer.propose(context, Sampling(), Budget(3, 99)).tree
     assert text(tree.tokens.tolist()) == "Sbg"
-    proposer.observe(tree, Acceptance((), ids("X")[0], np.array(ids("XYYY"), np.int32)))
+    observe(proposer, tree, Acceptance((), ids("X")[0], np.array(ids("XYYY"), np.int32)))
     assert [text(row) for row in rows_of(proposer)] == ["Xbcde", "fghij", "AEFGH"]
 
 
@@ -203,16 +203,16 @@ def test_lookahead_narrow_window_keeps_the_bound_while_it_fills() -> None:
     for _ in range(9):
         tree = proposer.propose(context, Sampling(), WIDE).tree
         sizes.append(tree.num_nodes)
-        acceptance = TableTarget(len(ascii_letters)).step(context, tree, Sampling(), proposer.options)
+        acceptance = TableTarget(len(ascii_letters)).step(context, tree, Sampling(), proposer.needs)
         context.commit(acceptance.tokens(tree))
-        proposer.observe(tree, acceptance)
+        observe(proposer, tree, acceptance)
     assert max(sizes) == Shape(1, 8, 1).num_nodes == 13 and sizes[-1] == 6
 
 
 def test_lookahead_answer_without_picks_moves_the_window_all_the_same() -> None:
     proposer, context = lookahead(5, 4, 2), Context(ids(PROMPT))
     tree = proposer.propose(context, Sampling(), WIDE).tree
-    proposer.observe(tree, Acceptance((), ids("B")[0]))
+    observe(proposer, tree, Acceptance((), ids("B")[0]))
     assert [text(row) for row in rows_of(proposer)] == ["BFGHIJ", "AEFGHI"]
 
 

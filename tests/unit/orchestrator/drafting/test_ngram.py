@@ -14,6 +14,7 @@ from scipy.stats import chisquare
 from auditor.reference import decoding as reference
 from auditor.reference.distribution import log_p, sample
 from native.draws import sample_draft
+from native.response_memory import NativeMemory
 from orchestrator.core.arrays import FloatArray
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
@@ -21,7 +22,6 @@ from orchestrator.core.errors import RequestError
 from orchestrator.core.proposal import Budget, Proposal
 from orchestrator.core.sampled_drafts import MAX_CANDIDATES
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.drafting.memory import Memory
 from orchestrator.drafting.ngram import Ngram, NgramConfig, q_of
 from orchestrator.drafting.tables import Followers, Tables
 from orchestrator.server.statistics import Statistics
@@ -93,7 +93,7 @@ def test_ngram_context_is_not_changed_by_drafting() -> None:
 
 
 def test_ngram_memory_adds_its_counts_but_no_unigram() -> None:
-    memory = Memory(1000)
+    memory = NativeMemory(1000)
     alone = Ngram(NgramConfig(draft_len=1), dependencies(memory=memory.of("")))
     both = Ngram(NgramConfig(draft_len=1), dependencies(tables=tables_of(COUNTED, VOCAB_SIZE), memory=memory.of("")))
     assert alone.propose(Context([1]), GREEDY, WIDE).tree.num_nodes == 0
@@ -202,7 +202,7 @@ def test_every_draft_is_accepted_where_q_equals_p(sampling: Sampling) -> None:
 def test_ngram_any_setting_gives_the_reference_s_text(
     temperature: float, seed: int, prompt: list[int], length: int, order: int, draft_len: int
 ) -> None:
-    memory, config = Memory(300), NgramConfig(order=order, draft_len=draft_len)
+    memory, config = NativeMemory(300), NgramConfig(order=order, draft_len=draft_len)
     target = TableTarget(VOCAB_SIZE, table_seed=seed % 5)
     memory.learn("", reference.generate(target.logits, prompt, Sampling(1.0), 50))
     for tables in (tables_of(COUNTED, VOCAB_SIZE), None):

@@ -12,7 +12,7 @@ from orchestrator.core.context import Context
 from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.drafting.prompt_lookup import MAX_PLACES, NgramIndex, PromptLookup, PromptLookupConfig, continuation
+from orchestrator.drafting.lookup import PromptLookup, PromptLookupConfig
 from tests.support.decode import dependencies
 
 WIDE = Budget(1000, 1000)
@@ -126,7 +126,6 @@ def test_lookup_grown_length_is_twice_what_agreed() -> None:
 def test_lookup_periodic_text_is_drafted_beyond_its_period_unless_clipped() -> None:
     assert proposed(lookup(draft_len=7), [5, 6, 5, 6]) == [5, 6, 5, 6, 5, 6, 5]
     assert proposed(lookup(draft_len=7, clip=True), [5, 6, 5, 6]) == [5, 6]
-    assert continuation([1, 2, 3], 1, 5) == [2, 3, 2, 3, 2]
 
 
 @settings(deadline=None)
@@ -156,11 +155,16 @@ def test_lookup_proposes_what_transformers_does_at_its_settings(ids: list[int], 
 
 
 def as_first_posted(ids: list[int], max_ngram: int, draft_len: int) -> list[int]:
-    """Return the leftmost continuation of the longest n-gram that has draft_len tokens, all of them in the text."""
-    for size in range(min(max_ngram, len(ids) - 1), 0, -1):
-        for start in places(ids, size):
-            if start + draft_len <= len(ids):
-                return ids[start : start + draft_len]
+    """Return what the first published version proposes, read literally, with torch's windows as slices."""
+    input_length = len(ids)
+    for ngram_size in range(max_ngram, 0, -1):
+        ngram = ids[-ngram_size:]
+        windows = [ids[start : start + ngram_size] for start in range(input_length - ngram_size + 1)]
+        for idx in (start for start, window in enumerate(windows) if window == ngram):
+            start_idx = idx + ngram_size
+            end_idx = start_idx + draft_len
+            if end_idx <= input_length and start_idx < input_length - ngram_size:
+                return ids[start_idx:end_idx]
     return []
 
 
@@ -182,50 +186,6 @@ def test_a_skipped_place_gives_way_to_the_next_one() -> None:
     assert proposed(lookup(max_ngram=1, draft_len=3, clip=True), text) == [4, 5]
 
 
-class CountingDict(dict):  # type: ignore[type-arg]
-    """Counts what is written and what is looked up."""
-
-    num_written = num_read = 0
-
-    def setdefault(self, key: object, value: object = None) -> object:
-        self.num_written += 1
-        return super().setdefault(key, value)
-
-    def get(self, key: object, default: object = None) -> object:
-        self.num_read += 1
-        return super().get(key, default)
-
-
-def test_index_work_is_linear_in_the_text_however_often_it_is_asked() -> None:
-    index, counted, ids = NgramIndex(3), CountingDict(), [n * n % 101 for n in range(500)]
-    index._places = counted
-    for num_calls in range(1, 501):
-        index.extend(ids)
-        next(index.matches(ids), None)
-        ids.append(num_calls * 7 % 101)
-        assert counted.num_read <= 3 * num_calls
-    assert counted.num_written <= 3 * len(ids)
-
-
-@pytest.mark.parametrize("match", ["recent", "frequent", "leftmost"])
-def test_lookup_looks_at_a_bounded_number_of_places(match: str) -> None:
-    """A token that stood everywhere costs no more than one that stood MAX_PLACES times."""
-
-    class Places(list):  # type: ignore[type-arg]
-        num_taken = 0
-
-        def __iter__(self) -> Any:
-            for item in super().__iter__():
-                Places.num_taken += 1
-                yield item
-
-        def __reversed__(self) -> Any:
-            for item in super().__reversed__():
-                Places.num_taken += 1
-                yield item
-
-    proposer, ids = lookup(max_ngram=1, branches=16, match=match), [1, 2] * 5000 + [1]
-    proposed(proposer, ids)
-    proposer._index._places[(1,)] = Places(proposer._index._places[(1,)])
-    assert proposed(proposer, ids)[:2] == [2, 1]
-    assert 0 < Places.num_taken <= MAX_PLACES
+def test_the_place_of_the_first_published_version_is_far_enough_from_the_end() -> None:
+    text = [0, 1, 1, 0, 1, 1, 1, 0, 1, 1]
+    assert proposed(lookup(max_ngram=4, draft_len=4, match="leftmost", clip="skip"), text) == [0, 1, 1, 1]

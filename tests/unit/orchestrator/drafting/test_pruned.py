@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,12 +10,13 @@ import numpy as np
 import pytest
 
 from orchestrator.core.context import Context
-from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.proposal import Budget, Proposal, Proposer, Step
 from orchestrator.core.sampled_drafts import draft_distribution
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, Distribution, StepOptions
 from orchestrator.drafting.guarded import Guarded
+from tests.support.decode import observe
 
 TREE = TokenTree.from_paths([[1, 2, 3], [4, 5], [6]])
 BUDGET = Budget(99, 99)
@@ -23,7 +25,7 @@ BUDGET = Budget(99, 99)
 @dataclass
 class Scripted(Proposer):
     q: tuple[Distribution, ...] = ()
-    options: StepOptions = StepOptions()  # noqa: RUF009
+    needs: StepOptions = StepOptions()  # noqa: RUF009
     name: str = "scripted"
     observed: list[Any] = field(default_factory=list)
     closed: bool = False
@@ -31,8 +33,8 @@ class Scripted(Proposer):
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         return Proposal(TREE, tuple(f"s{node}" for node in range(1, 7)), self.q)
 
-    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        self.observed.append(tree)
+    def observe(self, steps: Sequence[Step]) -> None:
+        self.observed += [step.proposal.tree for step in steps]
 
     def close(self) -> None:
         self.closed = True
@@ -80,13 +82,13 @@ def test_drawn_drafts_stay_whole_where_leaving_one_out_by_its_value_would_bend_t
 
 
 def test_a_proposer_that_learns_from_picks_keeps_its_nodes() -> None:
-    assert pruned(Scripted(options=StepOptions(target_tokens=True))).tree is TREE
+    assert pruned(Scripted(needs=StepOptions(target_tokens=True))).tree is TREE
 
 
 def test_what_is_observed_and_closed_reaches_the_proposer() -> None:
     inner = Scripted()
     outer = Guarded(inner, 8, NoFives())  # type: ignore[arg-type]
-    outer.observe(TREE, Acceptance((), 1))
+    observe(outer, TREE, Acceptance((), 1))
     outer.close()
     assert inner.observed == [TREE] and inner.closed and outer.name == "scripted"
 

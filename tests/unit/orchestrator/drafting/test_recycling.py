@@ -21,7 +21,7 @@ from orchestrator.core.types import Acceptance
 from orchestrator.drafting.adjacency import MAX_SHARED_BYTES, NUM_FOLLOWERS, AdjacencyMatrix, SharedMatrices
 from orchestrator.drafting.recycling import PUBLISHED, Recycling, RecyclingConfig
 from orchestrator.drafting.registry import select_method
-from tests.support.decode import decode, dependencies
+from tests.support.decode import decode, dependencies, observe
 from tests.support.table_target import TableTarget
 
 V = 30
@@ -90,10 +90,10 @@ def test_trees_are_the_plain_method_s(
     for _ in range(8):
         proposal = proposer.propose(context, sampling, WIDE)
         assert same_tree(proposal, list(plain.paths(context.root)))
-        acceptance = target.step(context, proposal.tree, sampling, proposer.options)
+        acceptance = target.step(context, proposal.tree, sampling, proposer.needs)
         texts = [[*context.ids, *path] for path in proposal.tree.paths]
         context.commit(acceptance.tokens(proposal.tree))
-        proposer.observe(proposal.tree, acceptance)
+        observe(proposer, proposal.tree, acceptance)
         plain.learn(texts, [0, *acceptance.path], target)
     assert context.output[:8] == reference.generate(target.logits, prompt, sampling, 8)
 
@@ -106,7 +106,7 @@ def test_a_step_by_hand() -> None:
     assert proposal.sources == ("recycling",) * 3
     tops = np.array([[9, 4], [8, 7], [6, 5], [3, 2]], np.int32)
     context.commit([4, 8])
-    proposer.observe(proposal.tree, Acceptance((1,), 8, node_top_ids=tops))
+    observe(proposer, proposal.tree, Acceptance((1,), 8, node_top_ids=tops))
     # 8 is unknown: nothing can stand below it.
     assert proposer.propose(context, Sampling(), WIDE).tree.num_nodes == 0
     context.commit([2])
@@ -120,7 +120,7 @@ def test_of_a_token_at_several_nodes_the_accepted_one_counts() -> None:
     tops = np.array([[1, 2], [3, 4], [8, 9], [10, 11]], np.int32)
     for path, expected in (((1,), [(3,), (4,)]), ((2, 3), [(10,), (11,)]), ((), [(10,), (11,)])):
         proposer.propose(context, Sampling(), WIDE)
-        proposer.observe(tree, Acceptance(path, 0, node_top_ids=tops))
+        observe(proposer, tree, Acceptance(path, 0, node_top_ids=tops))
         assert proposer.propose(Context([6]), Sampling(), WIDE).tree.paths[1:] == expected
 
 
@@ -160,7 +160,7 @@ def test_a_language_of_short_memory_is_learnt_in_a_few_steps() -> None:
 def test_a_step_without_top_tokens_teaches_nothing() -> None:
     proposer = recycling(from_prompt=False)
     tree = proposer.propose(Context([3]), Sampling(), WIDE).tree
-    proposer.observe(tree, Acceptance((), 3))
+    observe(proposer, tree, Acceptance((), 3))
     assert proposer.propose(Context([3]), Sampling(), WIDE).tree.num_nodes == 0
 
 
@@ -170,7 +170,7 @@ def test_requests_of_one_salt_share_what_the_target_said_and_never_a_prompt() ->
     tree = first.propose(Context([1, 2, 1]), Sampling(), WIDE).tree
     assert tree.num_nodes
     assert not matrices.of("a").knows(np.arange(V + 1)).any()
-    first.observe(tree, Acceptance((), 9, node_top_ids=np.tile(np.array([[4, 5]], np.int32), (tree.num_nodes + 1, 1))))
+    observe(first, tree, Acceptance((), 9, node_top_ids=np.tile(np.array([[4, 5]], np.int32), (tree.num_nodes + 1, 1))))
     same, other = (recycling(matrices.of(salt)).propose(Context([1]), Sampling(), WIDE).tree for salt in "ab")
     assert {path[0] for path in same.paths[1:]} == {4, 5} and other.num_nodes == 0
 

@@ -74,8 +74,7 @@ def test_plan_without_a_config_has_the_protocol_s_defaults(method: str) -> None:
     for text in ("", "{}", " {\n} "):
         made = select_method(method, text, LOADED, {})
         assert made.method == method
-        adaptive = "shared" if made.drafter else False
-        assert dict(made.config) == {"adaptive": adaptive, **DEFAULTS[method]}
+        assert dict(made.config) == DEFAULTS[method]
 
 
 def keys_of(kind: object) -> list[tuple[str, str]]:
@@ -127,8 +126,7 @@ def test_plan_word_is_one_of_those_allowed(method: str, key: str) -> None:
 
 @pytest.mark.parametrize(("method", "key"), keys_of(bool))
 def test_plan_flag_is_true_or_false(method: str, key: str) -> None:
-    allowed = [value for value in (True, False) if not (value and key == "adaptive" and METHODS[method].target_tokens)]
-    assert [accepted(method, key, value) for value in allowed] == allowed
+    assert [accepted(method, key, value) for value in (True, False)] == [True, False]
     for bad in (0, 1, "true", None, []):
         assert refusal(method, {key: bad}) == f"{key} must be true or false, got {bad!r} (input speculation_config)"
 
@@ -149,10 +147,7 @@ def test_plan_method_is_taken_by_its_exact_name(method: str) -> None:
 def test_plan_unknown_key_names_the_nearest_and_all() -> None:
     said = refusal("prompt_lookup", {"ngram": 3})
     assert "unknown key of prompt_lookup 'ngram'; did you mean 'max_ngram'?" in said
-    assert (
-        "(allowed: adaptive, branches, clip, draft_len, length, match, max_ngram, max_nodes; input speculation_config)"
-        in said
-    )
+    assert "(allowed: branches, clip, draft_len, length, match, max_ngram, max_nodes; input speculation_config)" in said
     assert "unknown key of none 'draft_len'" in refusal("none", {"draft_len": 3})
 
 
@@ -252,3 +247,20 @@ def comparable(plan: SelectedMethod) -> dict[str, Any]:
     """Return the parameters of a plan; a tree as its paths."""
     values = plan.config.__dict__
     return {key: value.paths if isinstance(value, TokenTree) else value for key, value in values.items()}
+
+
+@pytest.mark.parametrize("values", [{"adaptive": True}, {"adaptive": "shared"}, {"adaptive": False, "draft_len": 3}])
+def test_adaptive_is_refused_with_its_successors(values: dict[str, Any]) -> None:
+    said = refusal("draft_model", values)
+    assert said.startswith('adaptive is no longer a parameter: set draft_len or max_nodes to "auto"')
+    assert "draft_max_sequences" in said
+
+
+def test_a_size_may_be_auto_where_drafts_can_be_cut() -> None:
+    plan = select_method("draft_model", '{"draft_len": "auto"}', LOADED, {})
+    assert plan.config.draft_len == 16 and json.loads(plan.config_json) == {"draft_len": "auto"}  # type: ignore[attr-defined]
+    assert select_method("prompt_lookup+eagle2", '{"max_nodes": "auto"}', LOADED, {}).config.auto_sizes == (
+        "max_nodes",
+    )
+    assert "draft_len of method 'jacobi' cannot be \"auto\"" in refusal("jacobi", {"draft_len": "auto"})
+    assert "not for one" in refusal("prompt_lookup+eagle2", {"eagle2": {"max_nodes": "auto"}})

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from auditor.reference import decoding as reference
+from native.response_memory import NativeMemory
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.proposal import Budget, Proposal
 from orchestrator.core.sampling_params import Sampling
-from orchestrator.drafting.memory import Memory
-from orchestrator.drafting.suffix import Suffix, SuffixConfig
+from orchestrator.drafting.lookup import Suffix, SuffixConfig
 from orchestrator.server.statistics import Statistics
 from tests.support.decode import decode, dependencies
 from tests.support.table_target import TableTarget
@@ -23,7 +23,7 @@ WIDE = Budget(128, 1000)
 VOCAB_SIZE = 6
 
 
-def proposed(ids: list[int], budget: Budget = WIDE, memory: Memory | None = None, **keys: object) -> Proposal:
+def proposed(ids: list[int], budget: Budget = WIDE, memory: NativeMemory | None = None, **keys: object) -> Proposal:
     """A draft; as many nodes as the match has tokens, unless `factor` says otherwise."""
     config = SuffixConfig(**{"factor": 1.0, **keys})  # type: ignore[arg-type]
     proposer = Suffix(config, dependencies(memory=memory.of("") if memory else None))
@@ -120,7 +120,7 @@ def test_suffix_index_grown_step_by_step_gives_the_same_as_a_fresh_one() -> None
 
 
 def test_suffix_of_text_and_memory_the_one_that_promises_more_wins() -> None:
-    memory = Memory(1000)
+    memory = NativeMemory(1000)
     memory.learn("", [1, 2, 3, 40, 41, 42])
     ours = [9, 3, 50, 8, 9, 3]  # a match of two in the text
     assert proposed(ours, memory=memory).sources == ("suffix.text",) * 2
@@ -128,7 +128,7 @@ def test_suffix_of_text_and_memory_the_one_that_promises_more_wins() -> None:
     proposal = proposed(theirs, memory=memory)
     assert proposal.tree.tokens.tolist() == [40, 41, 42]
     assert proposal.sources == ("suffix.memory",) * 3
-    assert proposed(theirs, memory=Memory(1000)).sources == ("suffix.text",)
+    assert proposed(theirs, memory=NativeMemory(1000)).sources == ("suffix.text",)
     level = [3, 50, 3]  # one token each: its own text
     assert proposed(level, memory=memory).tree.tokens.tolist() == [50]
 
@@ -157,7 +157,7 @@ def test_suffix_any_setting_gives_the_reference_s_text(
     tree: bool,
     keys: dict[str, float],
 ) -> None:
-    memory = Memory(200)
+    memory = NativeMemory(200)
     for lesson in range(3):
         proposer = Suffix(SuffixConfig(tree=tree, **keys), dependencies(memory=memory.of("a")))  # type: ignore[arg-type]
         ids, _ = run(proposer, prompt, Sampling(temperature, seed=seed + lesson // 2), length)
@@ -168,7 +168,7 @@ def test_suffix_any_setting_gives_the_reference_s_text(
 @pytest.mark.parametrize("tree", [False, True])
 def test_suffix_drafts_are_accepted(temperature: float, tree: bool) -> None:
     """So the law above is not vacuous; a second run of one request repeats what the memory holds."""
-    memory, sampling = Memory(10_000), Sampling(temperature, seed=7)
+    memory, sampling = NativeMemory(10_000), Sampling(temperature, seed=7)
     config = SuffixConfig(tree=tree, factor=4.0)
     ids, cold = run(Suffix(config, dependencies()), [1, 2, 3], sampling, 200)
     assert cold.sources["suffix.text"].num_accepted > 20

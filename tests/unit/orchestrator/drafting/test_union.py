@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,13 @@ import pytest
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import RequestError
-from orchestrator.core.proposal import Budget, Proposal, Proposer
+from orchestrator.core.proposal import Budget, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, HiddenStates, StepOptions
 from orchestrator.drafting.registry import select_method
 from orchestrator.drafting.union import Union
+from tests.support.decode import observe
 
 DRAFTERS = frozenset({"eagle", "eagle3", "medusa"})
 
@@ -32,15 +34,15 @@ class Scripted(Proposer):
         self.closed = False
 
     @property
-    def options(self) -> StepOptions:
+    def needs(self) -> StepOptions:
         return self._want
 
     def propose(self, context: Context, sampling: Sampling, budget: Budget) -> Proposal:
         self.asked.append(budget)
         return Proposal.of(self._tree, self.name)
 
-    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        self.features.append(acceptance.features)
+    def observe(self, steps: Sequence[Step]) -> None:
+        self.features += [step.acceptance.features for step in steps]
 
     def close(self) -> None:
         self.closed = True
@@ -104,11 +106,11 @@ def test_each_member_is_given_the_states_that_it_reads(alone: bool) -> None:
     last = Scripted("a", options=StepOptions(features_from=7, hidden_states=HiddenStates.LAST))
     layers = Scripted("b", options=StepOptions(features_from=3, hidden_states=HiddenStates.LAYERS))
     union = union_of(layers, Scripted("c") if alone else last)
-    assert union.options == StepOptions(
+    assert union.needs == StepOptions(
         features_from=3, hidden_states=HiddenStates.LAYERS if alone else HiddenStates.LAST | HiddenStates.LAYERS
     )
     rows = np.arange(24, dtype=np.float32).reshape(2, 12)
-    union.observe(TokenTree.bare(), Acceptance((), 4, features=rows, features_start=3))
+    observe(union, TokenTree.bare(), Acceptance((), 4, features=rows, features_start=3))
     if alone:
         assert np.array_equal(layers.features[0], rows)
     else:

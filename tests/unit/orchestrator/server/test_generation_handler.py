@@ -12,13 +12,13 @@ import pytest
 from tokenizers import Tokenizer
 
 from auditor.reference import decoding as reference
+from native.response_memory import NativeMemory
 from orchestrator.core.deployment.checkpoint import Checkpoint
 from orchestrator.core.deployment.config import ServingConfig
 from orchestrator.core.errors import ClientDisconnected, EngineError, EngineLost
 from orchestrator.core.grammar import Grammars
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.drafting.dependencies import ProposerDependencies
-from orchestrator.drafting.memory import Memory
 from orchestrator.server.generation_request import GenerationRequest
 from orchestrator.server.inputs import read
 from orchestrator.server.request_builder import RequestBuilder
@@ -49,7 +49,7 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> RequestBuilder:
     return RequestBuilder(config, checkpoint, frozenset(), Grammars(folder / "tokenizer.json", VOCAB_SIZE, []))
 
 
-class Spy(Memory):
+class Spy(NativeMemory):
     """Notes what it learns, among the other events of a request."""
 
     def __init__(self, events: list[Any]) -> None:

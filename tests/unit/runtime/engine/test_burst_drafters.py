@@ -40,7 +40,6 @@ from tests.support.clients import until
 from tests.support.engines import LIMIT_S, make_paged
 from tests.support.heads import NUM_LAYERS, load, native_or_skip
 from tests.support.tiny_models import TINY, VOCAB_SIZE, make_tiny_target
-from tests.unit.orchestrator.drafting.test_native_methods import prediction_of
 from tests.unit.runtime.engine import test_runs
 from tests.unit.runtime.engine.test_runs import LIMITS, MAX_TOKENS, Served
 from tests.unit.runtime.engine.test_runs import both as run_and_loop
@@ -60,6 +59,16 @@ METHODS = {
     "suffix+draft_model": '"max_nodes": 9, "draft_model": {"draft_len": 9, "min_prob": 0}, "suffix": {"factor": 4}',
 }
 SAMPLINGS = (Sampling(), Sampling(0.8, top_p=0.9, top_k=20, seed=6))
+
+
+def prediction_of(rng: Random, output: list[int], vocab_size: int) -> tuple[int, ...]:
+    """The output with tokens replaced, left out and put in, and pieces of it moved."""
+    prediction, damage = list[int](), rng.choice([0.0, 0.02, 0.1, 0.4])
+    for token in output:
+        choice = rng.random() / damage if damage else 9
+        prediction += [token] if choice > 1 else [rng.randrange(vocab_size)] * (choice < 0.6) + [token] * (choice < 0.3)
+    start, end = sorted(rng.randrange(len(output)) for _ in range(2))
+    return tuple(prediction[start:end] + prediction if rng.random() < 0.5 else prediction[start:])
 
 
 def drafters_of(folder: Path, target: Path) -> dict[str, LocalDrafter]:
@@ -114,7 +123,7 @@ class Drafted(Served):
 
 
 def config_of(method: str) -> tuple[str, str]:
-    return method.split()[0], f'{{"adaptive": false, {METHODS[method]}}}'
+    return method.split()[0], f"{{{METHODS[method]}}}"
 
 
 def run_of(method: str, stop: StopRule) -> RunOptions:
@@ -182,7 +191,7 @@ def random_union(random: Random) -> tuple[str, str]:
     random.shuffle(names)
     caps = {name: {"max_nodes": random.randint(2, 9)} for name in names if random.random() < 0.3 and name != "medusa"}
     members = {name: MEMBERS[name] | caps.get(name, {}) for name in names}
-    return "+".join(names), json.dumps({"adaptive": False, "max_nodes": random.randint(1, 24)} | members)
+    return "+".join(names), json.dumps({"max_nodes": random.randint(1, 24)} | members)
 
 
 @pytest.fixture(scope="module")

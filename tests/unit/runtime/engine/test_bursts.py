@@ -94,7 +94,7 @@ class Sequence:
         """The trees of these steps, their sources and what was accepted."""
         return [
             (*_lists(proposal.tree), proposal.sources, acceptance.path, acceptance.next_token)
-            for proposal, acceptance, _, _ in self.steps
+            for proposal, acceptance, *_ in self.steps
         ]
 
 

@@ -295,7 +295,7 @@ def world(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wo
     made.target.close()
 
 
-TREE = '{"top_k": 3, "max_nodes": 12, "draft_len": 4, "min_prob": 0, "adaptive": false}'
+TREE = '{"top_k": 3, "max_nodes": 12, "draft_len": 4, "min_prob": 0}'
 
 
 @pytest.mark.parametrize("drafter", ["same", "other"])

@@ -24,8 +24,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_passes_of_all_sizes_are_measured_and_leave_nothing_behind(folder: Path) -> None:
     paged = make_paged(folder)
     costs = measured_costs(paged)
-    assert costs and costs.curve.rows.tolist() == [*NUM_ROWS]
-    assert costs.curve.seconds[0] > 0.0 and np.all(np.diff(costs.curve.seconds) >= 0.0)
+    assert costs and costs.rows.tolist() == [*NUM_ROWS]
+    assert costs.seconds[0] > 0.0 and np.all(np.diff(costs.seconds) >= 0.0)
     assert not len(paged.sequences)
 
 
@@ -60,8 +60,8 @@ def with_row_s(
 def test_a_slow_machine_is_measured_with_fewer_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     costs = measured_costs(with_row_s(folder, monkeypatch, 0.005))
     assert costs
-    assert costs.curve.rows.tolist() == [1, 2, 3, 4, 6, 8]
-    assert costs.curve.seconds[:3].tolist() == pytest.approx([0.005, 0.01, 0.015])
+    assert costs.rows.tolist() == [1, 2, 3, 4, 6, 8]
+    assert costs.seconds[:3].tolist() == pytest.approx([0.005, 0.01, 0.015])
     assert (costs.token_s, costs.row_token_s) == (0.0, 0.0)  # no time was left for them
 
 
@@ -69,7 +69,7 @@ def test_what_the_context_costs_is_measured_apart_from_the_rows(folder: Path, mo
     costs = measured_costs(with_row_s(folder, monkeypatch, 1e-5, 1e-7, 1e-8))
     assert costs
     assert (costs.token_s, costs.row_token_s) == pytest.approx((1e-7, 1e-8))
-    assert costs.curve.seconds.tolist() == pytest.approx([1e-5 * rows for rows in NUM_ROWS])
+    assert costs.seconds.tolist() == pytest.approx([1e-5 * rows for rows in NUM_ROWS])
 
 
 @pytest.mark.parametrize(("num_rounds", "costs_some"), [(1, True), (2, False)])
@@ -101,7 +101,7 @@ def test_a_cache_without_room_for_a_long_context_is_measured_after_a_short_one(
     pool = paged.sequences.pool
     pool.allocate(pool.num_available - (256 + 128) // pool.block_tokens, None)
     costs = measured_costs(paged)
-    assert costs and costs.curve.rows.tolist() == [*NUM_ROWS]
+    assert costs and costs.rows.tolist() == [*NUM_ROWS]
     assert (costs.token_s, costs.row_token_s) == (0.0, 0.0)
 
 
@@ -123,7 +123,7 @@ def test_a_first_pass_that_takes_long_is_no_sign_of_a_slow_machine(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     costs = measured_costs(with_row_s(folder, monkeypatch, 1e-5, first_s=1.0))
-    assert costs and costs.curve.seconds[0] == pytest.approx(1e-5)
+    assert costs and costs.seconds[0] == pytest.approx(1e-5)
 
 
 def test_a_lack_of_memory_is_no_reason_not_to_serve(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

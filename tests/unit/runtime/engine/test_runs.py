@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from native.response_memory import NativeMemory
 from orchestrator.core.context import Context
 from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import EngineError, RequestError, ServingError, Unavailable, UnknownSequence
@@ -26,7 +27,6 @@ from orchestrator.core.proposal import Budget, NativeDrafts, Proposal, Proposer,
 from orchestrator.core.sampling_params import Rule, Sampling
 from orchestrator.core.types import StepOptions
 from orchestrator.drafting.guarded import Guarded
-from orchestrator.drafting.memory import new_memory
 from orchestrator.drafting.registry import SelectedMethod, select_method
 from orchestrator.server.loop import SequenceState, StepByStep, Steps, StepsOfRun, generate
 from orchestrator.server.step_trace import Trace
@@ -77,7 +77,7 @@ class Served:
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.engine = start_target(make_paged(folder, **options))
-        self.memory = new_memory(1000)
+        self.memory = NativeMemory(1000)
         self.memory.learn("", [1, 2, 3, 5, 9, 3, 7, 8, 9, 10, 5, 9, 4])
         self.wrap: Callable[[Proposer], Proposer] = lambda proposer: proposer
         self.ended: list[tuple[str, list[int]]] = []

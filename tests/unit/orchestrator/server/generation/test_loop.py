@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +21,8 @@ from orchestrator.core.proposal import Budget, Proposal, Proposer, Step
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import TokenTree
 from orchestrator.core.types import Acceptance, StepOptions
+from orchestrator.drafting.lookup import PromptLookup, PromptLookupConfig
 from orchestrator.drafting.none import NoProposer
-from orchestrator.drafting.prompt_lookup import PromptLookup, PromptLookupConfig
 from orchestrator.server.loop import SequenceState, StepByStep, StepsOfRun, generate
 from orchestrator.server.text import Chunk, FinishReason, Output, StopRule
 from tests.support.decode import dependencies
@@ -62,8 +62,8 @@ class RandomTrees:
         ]
         return Proposal.of(TokenTree.from_paths(paths), self.name).cut(budget)
 
-    def observe(self, tree: TokenTree, acceptance: Acceptance) -> None:
-        self.observed.append((tree, acceptance))
+    def observe(self, steps: Sequence[Step]) -> None:
+        self.observed += [(step.proposal.tree, step.acceptance) for step in steps]
 
     def close(self) -> None:
         raise AssertionError("the loop does not own its proposer")

@@ -136,7 +136,7 @@ def test_internal_method_needs_no_drafter_and_asks_the_engine(checkpoint: Path, 
     proposer = job.plan.proposer(ProposerDependencies(_no_client, 64))
     budget = job.limits.budget(Context(job.prompt))
     assert proposer.propose(Context(job.prompt), job.sampling, budget).tree.num_nodes == 0
-    assert proposer.options == StepOptions(engine_speculation=EngineSpeculation(8))
+    assert proposer.needs == StepOptions(engine_speculation=EngineSpeculation(8))
     chains = [name for name in PROPOSED if METHODS[name].needs_only_tokens]
     assert built(builder, speculation="none").plan.declaration is METHODS["none"]
     for other in (*(set(chains) - {"auto"}), "eagle2", *({"medusa", "eagle", "redrafter", "lookahead"} - {method})):
