@@ -66,7 +66,9 @@ def test_each_declaration_names_a_proposer_of_that_name_and_its_parameters() -> 
             assert issubclass(load(declared), MethodConfig), name
         proposer = load(method.proposer) if method.proposer else None
         assert proposer is None or getattr(proposer, "name", name) == name
-    assert set(PROPOSED) == set(METHODS) - {"mtp"} and all(METHODS[name].engine_config for name in ("mtp", "none"))
+    assert set(PROPOSED) == set(METHODS) - {"mtp", "pard", "dflash"} and all(
+        METHODS[name].engine_config for name in ("mtp", "pard", "dflash", "none")
+    )
 
 
 @pytest.mark.parametrize("method", PROPOSED)
