@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Collection, Sequence
-from ctypes import c_int32, c_void_p
+from ctypes import c_int32
 from typing import NamedTuple
 
 import numpy as np

@@ -114,8 +114,8 @@ class NativeDrafts(NamedTuple):
     """What an engine needs to draft for a request in native code, without calling its proposer.
 
     max_nodes, max_depth: limits of a tree. sources: by the numbers that native code gives to the sources of nodes.
-    owner: a native proposer, with its `handle` and the address of its drafting function (`drafts::Next`); or, without
-    these, a drafter in the engine's process (`orchestrator.core.messages.drafter.DrafterUse`).
+    owner: a native proposer, with its `handle`; or, without one, a drafter in the engine's process
+    (`orchestrator.core.messages.drafter.DrafterUse`).
     is_sized: its trees are only as large as pays, so that a pass need not have room for max_nodes.
     options: what the proposer needs from a step after which native code cannot draft.
     members: of a union, in their order, each with the limits of its own tree; the union itself has no owner or sources.

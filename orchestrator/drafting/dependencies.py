@@ -10,10 +10,10 @@ from native.drafts import NativeEstimates
 from native.response_memory import NativeRecollection
 from orchestrator.core.context import Context
 from orchestrator.core.deployment.config import DRAFT_MAX_SEQUENCES
+from orchestrator.core.grammar_matcher import Matcher
 from orchestrator.core.messages.drafter import DrafterUse
 from orchestrator.core.methods import METHODS, Method
 from orchestrator.core.proposal import Budget
-from orchestrator.core.grammar_matcher import Matcher
 from orchestrator.core.sampling_params import Sampling
 from orchestrator.core.tree import MAX_NODES, TokenTree
 from orchestrator.core.types import NO_HEAD_INPUT, DraftResponse, HeadInput

@@ -237,8 +237,6 @@ def _members_of(sequence: Continuation) -> ctypes.Array[MemberFields]:
     return (MemberFields * len(members))(*(MemberFields(each.handle or None, each.max_nodes) for each in members))
 
 
-
-
 def has_room(sequences: Sequence[Continuation], vocab_size: int) -> bool:
     """Return whether a pass has room for the full trees of all sequences that do not size their trees themselves."""
     fixed = [each.drafts.max_nodes for each in sequences if each.drafts and not each.drafts.is_sized]
