@@ -127,7 +127,7 @@ def suffix_drafts() -> NativeDrafts:
     proposer = native_suffix(SuffixOptions(8, 4, False, 4.0, 0.1))
     assert proposer
     proposer.next(PROMPT, 0, 0)
-    return NativeDrafts(proposer, 4, 4, SOURCES, proposer.handle, proposer.next_address)
+    return NativeDrafts(proposer, 4, 4, SOURCES, proposer.handle)
 
 
 def advance_until_answered(engine: TargetEngine, call: StepCall, limit: int = 40) -> int:
