@@ -67,9 +67,7 @@ def host(monkeypatch: pytest.MonkeyPatch, answers: Answers) -> Iterator[ModuleTy
     with imported("engine_host") as module:
         listen(module, monkeypatch, answers)
         monkeypatch.setattr(module, "MetricsExporter", lambda *families, **labels: SimpleNamespace(show=None))
-        monkeypatch.setattr(module.pb, "message_of", lambda request: {"request": request})
-        monkeypatch.setattr(module, "released_sequence", lambda tensors: 0)
-        monkeypatch.setattr(module, "scalar", lambda tensors, name, default: default)
+        monkeypatch.setattr(module.pb, "call_of", lambda request: request)
         yield module
 
 
@@ -80,7 +78,7 @@ def ask(engine: Any, name: str, work: Callable[[], Any] | None) -> None:
 
 
 def hosting(module: ModuleType) -> Any:
-    return module.EngineHost("target", Line(), lambda tensors: tensors["request"].work, lambda answer: {})
+    return module.EngineHost("target", Line(), lambda call: call.work)
 
 
 def test_calls_are_answered_once_while_others_hang_in_preparation(host: ModuleType, answers: Answers) -> None:
