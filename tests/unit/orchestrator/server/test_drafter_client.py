@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 
 from orchestrator.core.context import Context
 from orchestrator.core.errors import EngineError, RequestError, Unavailable, UnknownSequence
+from orchestrator.core.messages.drafter import DraftRequest
 from orchestrator.core.proposal import Budget
 from orchestrator.core.sampling_params import Sampling
+from orchestrator.core.tree import TokenTree
+from orchestrator.core.types import DraftResponse
 from orchestrator.drafting import drafter_clients
 from orchestrator.drafting.dependencies import NO_ANSWER
 from orchestrator.server.breaker import Breaker
@@ -22,7 +24,7 @@ from tests.support.clients import until
 from tests.support.hanging import WAIT_S, Hang
 from tests.support.without_triton import imported
 
-ANSWER = {"node_ids": np.array([7], np.int32), "node_parents": np.array([0], np.int32), "cached_len": np.array([3])}
+ANSWER = DraftResponse(TokenTree.chain([7]), (), 3)
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +38,10 @@ class Drafter:
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
-        self.sent: list[dict[str, Any]] = []
+        self.sent: list[DraftRequest] = []
 
-    def __call__(self, model: str, tensors: dict[str, Any]) -> Any:
-        self.sent.append(tensors)
+    def __call__(self, model: str, call: DraftRequest, kind: Any) -> Any:
+        self.sent.append(call)
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -101,7 +103,7 @@ def test_only_a_draft_ends_the_pauses_not_an_answer_that_costs_nothing(
     monkeypatch.setattr(drafter_clients, "PAUSE_OF_LIMIT", 0.001)  # 10 ms
     full, bare = (
         Unavailable("KV pool full"),
-        {**ANSWER, "node_ids": ANSWER["node_ids"][:0], "node_parents": ANSWER["node_parents"][:0]},
+        ANSWER._replace(tree=TokenTree.bare()),
     )
     asked, _, _ = line(ANSWER, full, UnknownSequence("gone"), bare, full, ANSWER)
     context, pauses = Context([1, 2, 3]), []
@@ -126,13 +128,13 @@ def test_a_drafter_that_lost_the_sequence_is_sent_it_whole(line: Any) -> None:
     propose(asked, context)
     context.commit([7, 8])
     assert propose(asked, context).tree.tokens.tolist() == [7]
-    assert [tensors["context_ids"].tolist() for tensors in drafter.sent] == [[1, 2, 3], [7, 8], [1, 2, 3, 7, 8]]
+    assert [call.delta.context_ids.tolist() for call in drafter.sent] == [[1, 2, 3], [7, 8], [1, 2, 3, 7, 8]]
 
 
 def test_a_drafter_is_told_until_when_its_answer_is_of_use(line: Any) -> None:
     asked, drafter, _ = line(ANSWER)
     propose(asked, Context([1, 2, 3]))
-    assert drafter.sent[0]["deadline_ms"].tolist() == [10_000]
+    assert drafter.sent[0].deadline_ms == 10_000
 
 
 def test_a_drafter_that_died_during_a_call_drafts_for_the_same_request_once_it_is_back(
