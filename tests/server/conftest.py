@@ -157,7 +157,8 @@ def server(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture(scope="session", params=["colocated"])
 def shipped(request: pytest.FixtureRequest) -> Iterator[Server]:
     """The shipped deployment as it is served by default, in float32; for all tests that leave it as it was."""
-    environ = benchmark.ENVIRONMENT | {"SERVING_DTYPE": "float32", "SERVING_PLACEMENT": request.param}
+    drafts = {"SERVING_PLACEMENT": request.param, "SERVING_DRAFT_MAX_SEQUENCES": "64"}  # drafters never rest
+    environ = benchmark.ENVIRONMENT | {"SERVING_DTYPE": "float32"} | drafts
     with serving(benchmark.CONFIG, env=environ) as running:
         yield running
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.deployment import ROOT, serving
+from benchmarks.deployment import CONFIG, ROOT, serving
 from benchmarks.traffic import mixed_prompts
 from launcher import Server, StartError
 from tests.support.clients import Answer, ask
@@ -39,8 +39,10 @@ def server(told: dict[str, Answer], tmp_path_factory: pytest.TempPathFactory) ->
     """Serve with a corpus of the first two texts."""
     folder = tmp_path_factory.mktemp("corpus")
     (folder / "texts.txt").write_text("".join(f"{prompt}{told[prompt].text}\n" for prompt in PROMPTS[:2]))
-    command = [sys.executable, "-m", "build.corpus_index", "--out", str(folder / "index"), str(folder / "texts.txt")]
-    subprocess.run(command, cwd=ROOT, check=True, timeout=120, capture_output=True)
+    options = ["--config", str(CONFIG), "--out", str(folder / "index"), str(folder / "texts.txt")]
+    subprocess.run(
+        [sys.executable, "-m", "build.corpus_index", *options], cwd=ROOT, check=True, timeout=120, capture_output=True
+    )
     with serving("float32", SERVING_CORPUS_INDEX=str(folder / "index")) as running:
         yield running
 

@@ -128,7 +128,7 @@ def test_command_port_in_use_is_one_line_and_exit_2(deployment):
     ("text", "words"),
     [
         ('target = "checkpoint"\nmax_node = 1', "unknown key 'max_node'; did you mean 'max_nodes'?"),
-        ('target = "nowhere"', "nowhere does not exist (key target"),
+        ('target = "nowhere"', "nowhere: it does not exist (key target"),
         ('target = "checkpoint"\nplacement = "separate"\ndraft = "checkpoint"', "no Triton model 'draft' in"),
         ('target = "checkpoint"\nmax_nodes = 0', "max_nodes must be an integer in 1..128, got 0"),
     ],

@@ -42,12 +42,13 @@ def test_a_request_is_counted_with_what_its_client_saw(server: Server) -> None:
     num_first = value("spec_time_to_first_token_seconds_count")
     num_chunks = value("spec_inter_chunk_latency_seconds_count")
     answer = ask(server.grpc_url, speculation="suffix", **INPUTS)
-    until(lambda: value("spec_time_to_first_token_seconds_count") == num_first + 1, "the figures of the request")
+    until(lambda: value("spec_time_to_first_token_seconds_count") > num_first, "the figures of the request")
     assert value("spec_generation_tokens_total", method="suffix") == before["spec_generation_tokens_total"] + 24
     assert value("spec_steps_total", method="suffix") == before["spec_steps_total"] + answer.last["num_steps"]
+    # The launcher's own probe of one token may have come between.
     assert value("spec_inter_chunk_latency_seconds_count") == num_chunks + len(answer.parts) - 1
-    assert value("spec_time_to_first_token_seconds_bucket", le="+Inf") == num_first + 1
-    assert value("spec_num_requests_running") == value("spec_num_requests_waiting") == 0
+    assert num_first + 1 <= value("spec_time_to_first_token_seconds_bucket", le="+Inf") <= num_first + 2
+    until(lambda: value("spec_num_requests_running") == value("spec_num_requests_waiting") == 0, "the end")
     assert value("spec_max_requests_running") == 32
 
 

@@ -61,6 +61,7 @@ class ScriptedDrafter:
     """A draft model that knows the text, and gets every fifth token wrong."""
 
     use = None
+    has_given_up = False
 
     def __init__(self, text: list[int]) -> None:
         self.text = text

@@ -12,6 +12,9 @@ from torch import Tensor
 from orchestrator.core.noise import KEY_STEPS, MASK32, MULTIPLIERS, ROUNDS
 from runtime.engine.staging import staged
 
+#: Numbers whose noise is computed at once: several times as many words are in memory meanwhile.
+MAX_NUMBERS = 1 << 23
+
 
 def seed_words(seeds: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
     """Split 64-bit seeds into (n, 1) int64 low and high words."""
@@ -104,10 +107,14 @@ def gumbel(
 def draw(log_weights: Tensor, key: tuple[Tensor, Tensor], positions: Tensor, stream: int, epochs: Tensor) -> Tensor:
     """Return argmax(log weights + noise) per row, (n,) int64; ties go to the lowest id.
 
-    log_weights: (n, V) float64, overwritten; the weights need not sum to 1. Noise is computed only for their support,
-    which is often small. key: two words, (n, 1) int64 each. positions, epochs: (n, 1) int64.
+    log_weights: (n, V) float64, overwritten; the weights need not sum to 1. Noise is computed for every token, since
+    to find the support the host would have to wait for the device. key: two words, (n, 1) int64 each. positions,
+    epochs: (n, 1) int64.
     """
-    rows, tokens = torch.nonzero(log_weights > -torch.inf, as_tuple=True)
-    low, high, at, epoch = (column[rows, 0] for column in (*key, positions, epochs))
-    log_weights[rows, tokens] += gumbel((low, high), at, tokens, stream, epoch)
+    tokens = torch.arange(log_weights.shape[-1], device=log_weights.device)[None]
+    rows = max(1, MAX_NUMBERS // log_weights.shape[-1])
+    for start in range(0, len(log_weights), rows):
+        part = slice(start, start + rows)
+        own_key = (key[0][part], key[1][part])
+        log_weights[part] += gumbel(own_key, positions[part], tokens, stream, epochs[part])
     return log_weights.argmax(dim=-1)

@@ -72,7 +72,7 @@ class LlmTransport:
         end_s, logged_s, state = time.monotonic() + limit_s, 0.0, ""
         while True:
             try:
-                status = self._wait(self._stub.HealthCheck(pb.HealthCheckRequest(), timeout=ASK_S), 2 * ASK_S).status
+                status = self._ask(self._stub.HealthCheck, pb.HealthCheckRequest()).status
                 if status == "OK":
                     break
                 state = f"its health is {status!r}"
@@ -84,8 +84,16 @@ class LlmTransport:
                 log.warning("waiting for trtllm-serve at %s: %s", self._address, state)
                 logged_s = time.monotonic()
             time.sleep(ASK_S)
-        server = self._wait(self._stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=ASK_S), 2 * ASK_S)
-        return server, self._wait(self._stub.GetModelInfo(pb.GetModelInfoRequest(), timeout=ASK_S), 2 * ASK_S)
+        server = self._ask(self._stub.GetServerInfo, pb.GetServerInfoRequest())
+        return server, self._ask(self._stub.GetModelInfo, pb.GetModelInfoRequest())
+
+    def _ask(self, method: Any, request: Any) -> Any:
+        """Return the answer to a unary call, which begins on the loop's thread as grpc.aio wants."""
+
+        async def call() -> Any:
+            return await method(request, timeout=ASK_S)
+
+        return self._wait(call(), 2 * ASK_S)
 
     def enqueue(self, payload: Any, deadline_s: float) -> int:
         """Begin a generation; payload: a GenerateRequest without an id. deadline_s: unused; the client enforces it."""

@@ -116,7 +116,7 @@ REFUSED = [
     ({**LLAMA_8B, "gpu": ""}, "gpu is missing: name the GPU that the engines are for (known: a100-40, a100-80, "),
     ({**LLAMA_8B, "gpu": "h1000"}, "unknown gpu 'h1000'; did you mean 'h100'?"),
     ({"gpu": "h100"}, "target is missing: name the model to serve"),
-    ({**LLAMA_8B, "trtllm_version": "1.3.0"}, "TensorRT-LLM 1.3.0 has no compiled engines: they were removed"),
+    ({**LLAMA_8B, "trtllm_version": "1.3.0"}, "TensorRT-LLM 1.3.0 has no engines that Triton serves: 1.2.1 is the last"),
     ({**LLAMA_8B, "trtllm_version": "1.2.3"}, "unknown trtllm_version '1.2.3'; did you mean '1.2.1'?"),
     ({**LLAMA_8B, "target": "/nowhere"}, "/nowhere"),
     # the drafter

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "drafts/growth.h"
-#include "drafts/joint_growth.h"
 #include "drafts/suffix.h"
 
 using namespace drafts;
@@ -22,9 +21,9 @@ int main() {
     const Recollection recollection{&memory, std::string(1, "ab"[seed % 2])};
     Suffix suffix({24, 20, 0, 4.0, 0.1}, &recollection, nullptr);
     Growth growth(&estimates, nullptr, nullptr, &recollection, false);
-    std::vector<double> rows{1.0, 2.0}, seconds(2, 1.0), probabilities(128);
+    std::vector<double> seconds(128, 1.0), probabilities(128);
+    growth.size_by(seconds.data(), seconds.size(), 0.0, 1.0, 0);
     std::vector<int32_t> tokens(128), parents(128), names(128);
-    const SharedPass pass{{rows.data(), seconds.data(), 0.0, 2}, 0.0, 1.0, 1, 1};
     const Tree tree{tokens.data(), parents.data(), names.data(), probabilities.data()};
     for (int round = 0; round < 300; ++round) {
       std::vector<int32_t> response(random() % 90);
@@ -32,9 +31,7 @@ int main() {
       recollection.learn(response.data(), response.size());
       const size_t count = std::min<size_t>(response.size(), 3);
       num_nodes += suffix.next(response.data(), count, 20, 20, tree);
-      JointTree joint{static_cast<Proposer*>(&growth), response.data(), count, 0.0, tree, 20, 8, 0};
-      grow_jointly(&joint, 1, pass);
-      num_nodes += joint.num_nodes;
+      num_nodes += growth.next(response.data(), count, 20, 8, tree);
     }
   };
   std::vector<std::thread> threads;

@@ -25,10 +25,11 @@ from orchestrator.core.drafting import Limits
 from orchestrator.core.errors import EngineError
 from orchestrator.core.messages.context import delta_of
 from orchestrator.core.messages.drafter import DraftRequest
+from orchestrator.core.proposal import Step
 from orchestrator.core.sampled_drafts import check_q
 from orchestrator.core.sampling_params import LogitsOptions, Rule, Sampling
 from orchestrator.core.tree import TokenTree
-from orchestrator.core.types import Acceptance, DraftResponse, HeadInput
+from orchestrator.core.types import DraftResponse, HeadInput
 from orchestrator.drafting.drafter_clients import LocalDrafterClient
 from orchestrator.drafting.drafters import DraftModel
 from orchestrator.drafting.registry import select_method
@@ -310,10 +311,11 @@ def test_of_a_target_s_own_sampled_tree_one_whole_path_is_accepted_at_every_step
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """q is p, so the first child is always accepted; with the nodes that a tree has, its path seldom ends early."""
-    steps: list[tuple[TokenTree, Acceptance]] = []
-    monkeypatch.setattr(DraftModel, "observe", lambda self, tree, acceptance: steps.append((tree, acceptance)))
+    seen: list[Step] = []
+    monkeypatch.setattr(DraftModel, "observe", lambda self, steps: seen.extend(steps))
     for seed in range(3):
         world.tell("same", TREE, replace(REJECTION, seed=seed))
+    steps = [(step.proposal.tree, step.acceptance) for step in seen]
     for tree, acceptance in steps:
         first_children = [next(iter(tree.children[0].values()), 0)]
         while below := list(tree.children[first_children[-1]].values()):

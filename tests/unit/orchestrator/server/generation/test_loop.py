@@ -41,7 +41,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @dataclass
-class RandomTrees:
+class RandomTrees(Proposer):
     """Proposes what the budget leaves of random trees; `tokens` may lie outside the vocabulary."""
 
     seed: int
