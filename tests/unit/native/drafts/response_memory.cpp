@@ -21,10 +21,10 @@ int main() {
     const Recollection recollection{&memory, std::string(1, "ab"[seed % 2])};
     Suffix suffix({24, 20, 0, 4.0, 0.1}, &recollection, nullptr);
     Growth growth(&estimates, nullptr, nullptr, &recollection, false);
-    std::vector<double> seconds(128, 1.0), probabilities(128);
+    std::vector<double> seconds(128, 1.0);
     growth.size_by(seconds.data(), seconds.size(), 0.0, 1.0, 0);
     std::vector<int32_t> tokens(128), parents(128), names(128);
-    const Tree tree{tokens.data(), parents.data(), names.data(), probabilities.data()};
+    const Tree tree{tokens.data(), parents.data(), names.data()};
     for (int round = 0; round < 300; ++round) {
       std::vector<int32_t> response(random() % 90);
       for (int32_t& token : response) token = int32_t(random() % 5);
